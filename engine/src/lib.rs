@@ -1,1 +1,3 @@
-//! placeholder
+//! A model, its memory and its schedule. Modules stand lowest first: an arrow upward is a defect.
+
+pub mod protocol;
