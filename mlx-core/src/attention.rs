@@ -145,7 +145,7 @@ fn composed_row(
     let kv = KvBuffer { k: write(kv.k, &k), v: write(kv.v, &v), start: kv.start };
     let end = at + t;
     let first = s.window.map_or(0, |w| (at + 1 - w).max(0));
-    let seen = |x: &Array| x.slice(1, first..end).expand_dims(&[0]);
+    let seen = |x: &Array| x.slice(1, first..end).expand_dims(0);
     let (keys, values) = (seen(&kv.k), seen(&kv.v));
 
     let mask = window_mask(t, at - first, s.window);
@@ -180,7 +180,7 @@ fn causal(t: i32, past: i32) -> Array {
 fn positions(t: i32, past: i32) -> (Array, Array) {
     let query = Array::arange(f64::from(past), f64::from(past + t), 1.0, Dtype::Float32);
     let key = Array::arange(0.0, f64::from(past + t), 1.0, Dtype::Float32);
-    (query.expand_dims(&[1]), key.expand_dims(&[0]))
+    (query.expand_dims(1), key.expand_dims(0))
 }
 
 /// MLX's fused attention has no soft cap, so the scores are materialised, as mlx-lm does for gemma2.
@@ -188,11 +188,11 @@ fn capped(q: &Array, k: &Array, v: &Array, mask: Array, cap: f32, s: &AttentionS
     assert!(s.sinks.is_none(), "no model has both attention sinks and a soft cap");
     let (t, groups) = (q.dim(2), s.n_heads / s.n_kv_heads);
     let q = (q * s.scale).reshape(&[1, s.n_kv_heads, groups, t, s.head_dim]);
-    let scores = q.matmul(&k.expand_dims(&[2]).swap_axes(-1, -2));
+    let scores = q.matmul(&k.expand_dims(2).swap_axes(-1, -2));
     let scores = &(&scores * (1.0 / cap)).tanh() * cap;
     let hidden = Array::full(&[1], f32::NEG_INFINITY, scores.dtype());
     let weights = mask.where_(&scores, &hidden).softmax(-1, true);
-    weights.matmul(&v.expand_dims(&[2])).reshape(&[1, s.n_heads, t, s.v_head_dim])
+    weights.matmul(&v.expand_dims(2)).reshape(&[1, s.n_heads, t, s.v_head_dim])
 }
 
 /// Rotates `x: [1, H, T, D]` whose first token is at `position`.

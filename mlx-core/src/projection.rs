@@ -127,8 +127,8 @@ impl Projection {
             Weight::Dense(w) => w.take(ids, 0).astype(dtype),
             Weight::Quantized { words, scales, biases, spec } => {
                 let biases = biases.as_ref().map(|b| b.take(ids, 0));
-                quant::dequantize(&words.take(ids, 0), &scales.take(ids, 0), biases.as_ref(), *spec)
-                    .astype(dtype)
+                quant::dequantize(&words.take(ids, 0), &scales.take(ids, 0), biases.as_ref(), *spec, dtype)
+
             }
         }
     }
