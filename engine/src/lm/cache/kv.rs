@@ -1,0 +1,88 @@
+//! Keys and values of one attention layer of one sequence, in one linear buffer.
+//!
+//! A full layer keeps every token. A sliding-window layer keeps the window and some slack in the same
+//! layout, so that one token and many are written alike, and a round can be undone until it ends.
+
+use mlx_core::attention::KvBuffer;
+use mlx_core::{Array, Dtype};
+
+/// Buffers grow by at least this many positions.
+const STEP: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    pub n_heads: usize,
+    pub head_dim: usize,
+    pub v_head_dim: usize,
+    /// Positions that a query sees, itself included; `None` sees all.
+    pub window: Option<usize>,
+}
+
+#[derive(Clone)]
+pub struct KvCache {
+    spec: KvSpec,
+    buffer: Option<KvBuffer>,
+}
+
+impl KvCache {
+    pub fn new(spec: KvSpec) -> Self {
+        Self { spec, buffer: None }
+    }
+
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> + use<'_> {
+        self.buffer.iter().flat_map(|b| [&b.k, &b.v])
+    }
+
+    /// Whether the window of a query at position `len` is still held whole.
+    pub fn reaches_back_to(&self, len: usize) -> bool {
+        let start = self.buffer.as_ref().map_or(0, |b| b.start as usize);
+        start <= self.first_visible(len)
+    }
+
+    /// First position that a query at position `len` sees.
+    fn first_visible(&self, len: usize) -> usize {
+        self.spec.window.map_or(0, |w| (len + 1).saturating_sub(w))
+    }
+
+    /// Hands out the buffer for a write of `n` tokens at position `len`, with room for them; what a query
+    /// at `rollback_len` or later sees stays. The buffer must be [restored](Self::restore): while it is
+    /// out it has one owner, so that MLX writes it in place.
+    pub fn lend(&mut self, len: usize, rollback_len: usize, n: usize, dtype: Dtype) -> KvBuffer {
+        let keep_from = self.first_visible(rollback_len);
+        match self.buffer.take() {
+            None => self.allocate(keep_from, STEP.max(n.next_multiple_of(STEP)), dtype),
+            Some(buffer) => {
+                let (start, capacity) = (buffer.start as usize, buffer.k.dim(1) as usize);
+                if len + n <= start + capacity {
+                    return buffer;
+                }
+                self.moved(&buffer, keep_from.max(start), len, n)
+            }
+        }
+    }
+
+    pub fn restore(&mut self, buffer: KvBuffer) {
+        self.buffer = Some(buffer);
+    }
+
+    /// A larger buffer that begins at position `from` and holds `buffer`'s positions `from..len`.
+    fn moved(&self, buffer: &KvBuffer, from: usize, len: usize, n: usize) -> KvBuffer {
+        // An eighth more at a time keeps the copies of a long sequence to a constant share of its work.
+        let spare = (len - from) / 8;
+        let capacity = (len - from + n + spare).next_multiple_of(STEP);
+        let new = self.allocate(from, capacity, buffer.k.dtype());
+        let start = buffer.start as usize;
+        let old = (from - start) as i32..(len - start) as i32;
+        let copy = |to: Array, x: &Array| match old.is_empty() {
+            true => to,
+            false => to.slice_update(&x.slice(1, old.clone()), &[0, 0, 0]),
+        };
+        KvBuffer { k: copy(new.k, &buffer.k), v: copy(new.v, &buffer.v), start: new.start }
+    }
+
+    fn allocate(&self, start: usize, capacity: usize, dtype: Dtype) -> KvBuffer {
+        let s = &self.spec;
+        let zeros = |dim: usize| Array::zeros(&[s.n_heads as i32, capacity as i32, dim as i32], dtype);
+        KvBuffer { k: zeros(s.head_dim), v: zeros(s.v_head_dim), start: start as i32 }
+    }
+}

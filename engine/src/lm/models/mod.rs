@@ -1,0 +1,3 @@
+//! One file per `model_type`.
+
+pub mod llama;

@@ -1,0 +1,372 @@
+//! An immutable, reference-counted handle of a lazily computed tensor.
+//!
+//! Building a graph cannot fail except by misuse, which panics with the op and the shapes; what can fail
+//! while running (evaluation, reading, files) returns an error.
+
+use std::any::Any;
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result, check, install};
+use crate::{custom, stream};
+
+/// A tensor. Cloning is O(1) and shares the buffer. Shapes are `i32`, as in MLX.
+///
+/// MLX streams and encoders belong to threads, so an array stays on the thread that made it:
+///
+/// ```compile_fail,E0277
+/// let x = mlx_core::Array::scalar(1.0);
+/// std::thread::spawn(move || x);
+/// ```
+pub struct Array {
+    raw: mlx_sys::mlx_array,
+    not_send: PhantomData<*const ()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    Bool,
+    Uint8,
+    Uint16,
+    Uint32,
+    Uint64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Float16,
+    Bfloat16,
+    Float32,
+    Float64,
+}
+
+impl Dtype {
+    pub fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::Uint8 | Self::Int8 => 1,
+            Self::Uint16 | Self::Int16 | Self::Float16 | Self::Bfloat16 => 2,
+            Self::Uint32 | Self::Int32 | Self::Float32 => 4,
+            Self::Uint64 | Self::Int64 | Self::Float64 => 8,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::Float16 | Self::Bfloat16 | Self::Float32 | Self::Float64)
+    }
+
+    pub(crate) fn raw(self) -> mlx_sys::mlx_dtype {
+        match self {
+            Self::Bool => mlx_sys::mlx_dtype__MLX_BOOL,
+            Self::Uint8 => mlx_sys::mlx_dtype__MLX_UINT8,
+            Self::Uint16 => mlx_sys::mlx_dtype__MLX_UINT16,
+            Self::Uint32 => mlx_sys::mlx_dtype__MLX_UINT32,
+            Self::Uint64 => mlx_sys::mlx_dtype__MLX_UINT64,
+            Self::Int8 => mlx_sys::mlx_dtype__MLX_INT8,
+            Self::Int16 => mlx_sys::mlx_dtype__MLX_INT16,
+            Self::Int32 => mlx_sys::mlx_dtype__MLX_INT32,
+            Self::Int64 => mlx_sys::mlx_dtype__MLX_INT64,
+            Self::Float16 => mlx_sys::mlx_dtype__MLX_FLOAT16,
+            Self::Bfloat16 => mlx_sys::mlx_dtype__MLX_BFLOAT16,
+            Self::Float32 => mlx_sys::mlx_dtype__MLX_FLOAT32,
+            Self::Float64 => mlx_sys::mlx_dtype__MLX_FLOAT64,
+        }
+    }
+
+    fn from_raw(raw: mlx_sys::mlx_dtype) -> Self {
+        let all = [
+            Self::Bool,
+            Self::Uint8,
+            Self::Uint16,
+            Self::Uint32,
+            Self::Uint64,
+            Self::Int8,
+            Self::Int16,
+            Self::Int32,
+            Self::Int64,
+            Self::Float16,
+            Self::Bfloat16,
+            Self::Float32,
+            Self::Float64,
+        ];
+        all.into_iter().find(|d| d.raw() == raw).expect("no op here makes complex arrays")
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// A Rust type that an array's elements can be read and written as.
+pub trait Element: Copy + Default + Send + Sync + 'static {
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: Dtype = Dtype::$d; })* };
+}
+elements!(
+    bool => Bool, u8 => Uint8, u16 => Uint16, u32 => Uint32, u64 => Uint64, i8 => Int8, i16 => Int16,
+    i32 => Int32, i64 => Int64, f16 => Float16, bf16 => Bfloat16, f32 => Float32, f64 => Float64
+);
+
+impl Array {
+    /// Copies `data` in row-major order.
+    ///
+    /// # Panics
+    /// If the shape does not hold exactly as many elements.
+    #[track_caller]
+    pub fn from_slice<T: Element>(data: &[T], shape: &[i32]) -> Self {
+        assert_eq!(data.len(), count(shape), "{} elements do not fill shape {shape:?}", data.len());
+        // SAFETY: `data` holds as many elements of the type as the shape says, and mlx-c copies them.
+        unsafe { Self::copied(data.as_ptr().cast(), shape, T::DTYPE) }
+    }
+
+    /// Copies little-endian bytes in row-major order.
+    ///
+    /// # Panics
+    /// If the shape does not need exactly as many bytes.
+    #[track_caller]
+    pub fn from_bytes(data: &[u8], shape: &[i32], dtype: Dtype) -> Self {
+        assert_eq!(data.len(), count(shape) * dtype.size(), "{} bytes for {dtype} {shape:?}", data.len());
+        // SAFETY: as above; mlx-c copies bytes, so alignment does not matter.
+        unsafe { Self::copied(data.as_ptr().cast(), shape, dtype) }
+    }
+
+    /// # Safety
+    /// `data` must hold as many elements of `dtype` as `shape` says.
+    unsafe fn copied(data: *const c_void, shape: &[i32], dtype: Dtype) -> Self {
+        install();
+        // SAFETY: the caller's promise; an empty shape is a scalar.
+        let raw = unsafe {
+            mlx_sys::mlx_array_new_data(data, shape.as_ptr(), shape.len() as c_int, dtype.raw())
+        };
+        Self::from_raw(raw)
+    }
+
+    /// Uses memory that `owner` keeps alive, without a copy where it is aligned for `dtype`.
+    ///
+    /// # Panics
+    /// If the shape does not need exactly as many bytes.
+    #[track_caller]
+    pub fn from_owner<O>(owner: Arc<O>, bytes: fn(&O) -> &[u8], range: std::ops::Range<usize>, shape: &[i32], dtype: Dtype) -> Self
+    where
+        O: Any + Send + Sync,
+    {
+        let data = &bytes(&owner)[range];
+        if !data.as_ptr().cast::<u8>().addr().is_multiple_of(dtype.size()) || data.is_empty() {
+            return Self::from_bytes(data, shape, dtype);
+        }
+        assert_eq!(data.len(), count(shape) * dtype.size(), "{} bytes for {dtype} {shape:?}", data.len());
+        install();
+        extern "C" fn release<O>(owner: *mut c_void) {
+            // SAFETY: the pointer came from `Arc::into_raw` of the same type, once.
+            drop(unsafe { Arc::from_raw(owner.cast_const().cast::<O>()) });
+        }
+        let pointer = data.as_ptr().cast_mut().cast();
+        let payload = Arc::into_raw(owner).cast_mut().cast();
+        // SAFETY: the bytes live until `release` runs. MLX may only write into a buffer that it owns alone
+        // and that it allocated; arrays over foreign memory are never donated to ops in our kernels, and
+        // MLX's own ops donate by reference count, so weights are held by their model while in use.
+        let raw = unsafe {
+            mlx_sys::mlx_array_new_data_managed_payload(
+                pointer,
+                shape.as_ptr(),
+                shape.len() as c_int,
+                dtype.raw(),
+                payload,
+                Some(release::<O>),
+            )
+        };
+        Self::from_raw(raw)
+    }
+
+    /// A float32 scalar.
+    pub fn scalar(value: f32) -> Self {
+        Self::from_slice(&[value], &[])
+    }
+
+    pub(crate) fn from_raw(raw: mlx_sys::mlx_array) -> Self {
+        Self { raw, not_send: PhantomData }
+    }
+
+    pub(crate) fn raw(&self) -> mlx_sys::mlx_array {
+        self.raw
+    }
+
+    pub fn shape(&self) -> &[i32] {
+        let n = self.ndim();
+        if n == 0 {
+            return &[];
+        }
+        // SAFETY: MLX keeps `ndim` ints for as long as the array lives.
+        unsafe { std::slice::from_raw_parts(mlx_sys::mlx_array_shape(self.raw), n) }
+    }
+
+    /// Length of an axis, counted from the end when negative.
+    #[track_caller]
+    pub fn dim(&self, axis: i32) -> i32 {
+        let shape = self.shape();
+        let i = if axis < 0 { axis + shape.len() as i32 } else { axis };
+        *shape.get(i as usize).unwrap_or_else(|| panic!("axis {axis} of an array of shape {shape:?}"))
+    }
+
+    pub fn ndim(&self) -> usize {
+        // SAFETY: the handle is valid for the life of `self`, here and below.
+        unsafe { mlx_sys::mlx_array_ndim(self.raw) }
+    }
+
+    /// Number of elements.
+    pub fn size(&self) -> usize {
+        // SAFETY: see `ndim`.
+        unsafe { mlx_sys::mlx_array_size(self.raw) }
+    }
+
+    pub fn nbytes(&self) -> usize {
+        self.size() * self.dtype().size()
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        // SAFETY: see `ndim`.
+        Dtype::from_raw(unsafe { mlx_sys::mlx_array_dtype(self.raw) })
+    }
+
+    /// Computes the array, and waits.
+    pub fn eval(&self) -> Result<()> {
+        // SAFETY: see `ndim`.
+        check(unsafe { mlx_sys::mlx_array_eval(self.raw) })?;
+        custom::check_failures()
+    }
+
+    /// Computes and copies all elements in row-major order. The type must be the array's own.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.dtype() != T::DTYPE {
+            return Err(Error::Dtype { want: T::DTYPE, got: self.dtype() });
+        }
+        let x = self.contiguous();
+        x.eval()?;
+        if x.size() == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the array is computed, row-major and of this type, so the pointer leads to `size` elements.
+        let data = unsafe { std::slice::from_raw_parts(x.data().cast::<T>(), x.size()) };
+        Ok(data.to_vec())
+    }
+
+    /// The only element.
+    ///
+    /// # Panics
+    /// If there is more than one.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        assert_eq!(self.size(), 1, "item of an array of shape {:?}", self.shape());
+        Ok(self.to_vec()?[0])
+    }
+
+    /// The computed buffer. Typed accessors of mlx-c only cast, so any of them does.
+    fn data(&self) -> *const c_void {
+        // SAFETY: callers evaluated the array.
+        unsafe { mlx_sys::mlx_array_data_uint8(self.raw).cast() }
+    }
+}
+
+/// Computes several arrays together, and waits.
+pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    let vector = Vector::new(arrays);
+    // SAFETY: the vector is alive for the call.
+    check(unsafe { mlx_sys::mlx_eval(vector.raw) })?;
+    custom::check_failures()
+}
+
+/// Starts to compute several arrays and returns at once.
+pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    let vector = Vector::new(arrays);
+    // SAFETY: the vector is alive for the call.
+    check(unsafe { mlx_sys::mlx_async_eval(vector.raw) })
+}
+
+fn count(shape: &[i32]) -> usize {
+    shape.iter().map(|&d| usize::try_from(d).expect("a dimension is not negative")).product()
+}
+
+impl Clone for Array {
+    fn clone(&self) -> Self {
+        // SAFETY: a new handle of the same array.
+        unsafe {
+            let mut raw = mlx_sys::mlx_array_new();
+            mlx_sys::mlx_array_set(&mut raw, self.raw);
+            Self::from_raw(raw)
+        }
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        // SAFETY: the handle is freed once.
+        unsafe { mlx_sys::mlx_array_free(self.raw) };
+    }
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.dtype(), self.shape())
+    }
+}
+
+/// An owned `mlx_vector_array`.
+pub(crate) struct Vector {
+    pub(crate) raw: mlx_sys::mlx_vector_array,
+}
+
+impl Vector {
+    pub(crate) fn new<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Self {
+        let raws: Vec<_> = arrays.into_iter().map(|a| a.raw).collect();
+        // SAFETY: mlx-c copies the handles' contents.
+        Self { raw: unsafe { mlx_sys::mlx_vector_array_new_data(raws.as_ptr(), raws.len()) } }
+    }
+
+    pub(crate) fn empty() -> Self {
+        // SAFETY: a plain constructor.
+        Self { raw: unsafe { mlx_sys::mlx_vector_array_new() } }
+    }
+
+    pub(crate) fn to_arrays(&self) -> Vec<Array> {
+        // SAFETY: indices are below the size, and each handle made here is owned by its array.
+        unsafe {
+            let n = mlx_sys::mlx_vector_array_size(self.raw);
+            let get = |i| {
+                let mut raw = mlx_sys::mlx_array_new();
+                mlx_sys::mlx_vector_array_get(&mut raw, self.raw, i);
+                Array::from_raw(raw)
+            };
+            (0..n).map(get).collect()
+        }
+    }
+}
+
+impl Drop for Vector {
+    fn drop(&mut self) {
+        // SAFETY: freed once.
+        unsafe { mlx_sys::mlx_vector_array_free(self.raw) };
+    }
+}
+
+/// Runs one mlx-c call that fills an array; panics with the op and its operands' shapes.
+#[track_caller]
+pub(crate) fn build(
+    op: &str,
+    operands: &[&Array],
+    call: impl FnOnce(*mut mlx_sys::mlx_array, mlx_sys::mlx_stream) -> c_int,
+) -> Array {
+    install();
+    // SAFETY: a plain constructor.
+    let mut raw = unsafe { mlx_sys::mlx_array_new() };
+    if let Err(err) = check(call(&mut raw, stream::current())) {
+        panic!("{op} of {operands:?}: {err}");
+    }
+    Array::from_raw(raw)
+}
