@@ -56,7 +56,7 @@ pub fn cases() -> Vec<Case> {
     folders.iter().map(|folder| Case::read(folder)).collect()
 }
 
-fn subfolders(folder: &Path) -> impl Iterator<Item = PathBuf> {
+fn subfolders(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(folder).unwrap_or_else(|err| panic!("{}: {err}", folder.display()));
     entries.map(|entry| entry.expect("a folder's entries can be read").path()).filter(|path| path.is_dir())
 }
