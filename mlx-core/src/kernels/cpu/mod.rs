@@ -1,4 +1,13 @@
 //! Row-exact kernels: the bits of an output row depend on its input row and the weights alone, not on how
 //! many rows share the call, on how work is split over threads, or on the instruction set.
 
+pub mod acts;
+mod buffer;
+pub mod isa;
+pub mod pack;
+pub mod pointwise;
 pub mod pool;
+pub mod qmm;
+
+#[cfg(test)]
+mod reference;
