@@ -143,9 +143,8 @@ impl Array {
     unsafe fn copied(data: *const c_void, shape: &[i32], dtype: Dtype) -> Self {
         install();
         // SAFETY: the caller's promise; an empty shape is a scalar.
-        let raw = unsafe {
-            mlx_sys::mlx_array_new_data(data, shape.as_ptr(), shape.len() as c_int, dtype.raw())
-        };
+        let raw =
+            unsafe { mlx_sys::mlx_array_new_data(data, shape.as_ptr(), shape.len() as c_int, dtype.raw()) };
         Self::from_raw(raw)
     }
 
@@ -154,7 +153,13 @@ impl Array {
     /// # Panics
     /// If the shape does not need exactly as many bytes.
     #[track_caller]
-    pub fn from_owner<O>(owner: Arc<O>, bytes: fn(&O) -> &[u8], range: std::ops::Range<usize>, shape: &[i32], dtype: Dtype) -> Self
+    pub fn from_owner<O>(
+        owner: Arc<O>,
+        bytes: fn(&O) -> &[u8],
+        range: std::ops::Range<usize>,
+        shape: &[i32],
+        dtype: Dtype,
+    ) -> Self
     where
         O: Any + Send + Sync,
     {

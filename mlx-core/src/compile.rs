@@ -55,9 +55,8 @@ unsafe extern "C" fn trace<F: Fn(&[Array]) -> Vec<Array>>(
     payload: *mut c_void,
 ) -> c_int {
     // SAFETY: `payload` is the boxed `F`; the input vector is borrowed, so its handle must not be freed here.
-    let (f, inputs) = unsafe {
-        (&*payload.cast::<F>(), std::mem::ManuallyDrop::new(Vector { raw: inputs }).to_arrays())
-    };
+    let (f, inputs) =
+        unsafe { (&*payload.cast::<F>(), std::mem::ManuallyDrop::new(Vector { raw: inputs }).to_arrays()) };
     let results = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&inputs)));
     match results {
         Ok(results) => {

@@ -56,9 +56,17 @@ pub fn rope(
             Offset::Scalar(at) => {
                 mlx_sys::mlx_fast_rope(out, x.raw(), dims, traditional, base, scale, at, freqs, s)
             }
-            Offset::Array(at) => {
-                mlx_sys::mlx_fast_rope_dynamic(out, x.raw(), dims, traditional, base, scale, at.raw(), freqs, s)
-            }
+            Offset::Array(at) => mlx_sys::mlx_fast_rope_dynamic(
+                out,
+                x.raw(),
+                dims,
+                traditional,
+                base,
+                scale,
+                at.raw(),
+                freqs,
+                s,
+            ),
         }
     })
 }
@@ -75,7 +83,18 @@ pub fn sdpa(q: &Array, k: &Array, v: &Array, scale: f32, mask: Mask<'_>, sinks: 
     build("scaled_dot_product_attention", &[q, k, v], |out, s| unsafe {
         let (q, k, v) = (q.raw(), k.raw(), v.raw());
         let mode = mode.as_ptr();
-        mlx_sys::mlx_fast_scaled_dot_product_attention(out, q, k, v, scale, mode, raw(mask), raw(sinks), false, s)
+        mlx_sys::mlx_fast_scaled_dot_product_attention(
+            out,
+            q,
+            k,
+            v,
+            scale,
+            mode,
+            raw(mask),
+            raw(sinks),
+            false,
+            s,
+        )
     })
 }
 
@@ -95,7 +114,17 @@ pub fn gated_delta_update(
     let status = unsafe {
         let (q, k, v) = (q.raw(), k.raw(), v.raw());
         let s = stream::current();
-        forerun_gated_delta_update(&mut results.raw, q, k, v, gates.raw(), beta.raw(), raw(state), raw(None), s)
+        forerun_gated_delta_update(
+            &mut results.raw,
+            q,
+            k,
+            v,
+            gates.raw(),
+            beta.raw(),
+            raw(state),
+            raw(None),
+            s,
+        )
     };
     if let Err(err) = error::check(status) {
         panic!("gated_delta_update of {:?}: {err}", [q, k, v, gates, beta]);

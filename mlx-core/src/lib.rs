@@ -10,6 +10,8 @@ mod stream;
 
 pub mod attention;
 pub mod fast;
+pub mod file;
+pub mod kernels;
 pub mod memory;
 pub mod projection;
 pub mod quant;

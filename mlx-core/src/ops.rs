@@ -174,7 +174,10 @@ impl Array {
     #[track_caller]
     pub fn slice_update(self, update: &Array, start: &[i32]) -> Self {
         let n = self.ndim();
-        assert!(start.len() == n && update.ndim() == n, "slice_update of {self:?} by {update:?} at {start:?}");
+        assert!(
+            start.len() == n && update.ndim() == n,
+            "slice_update of {self:?} by {update:?} at {start:?}"
+        );
         let stop: Vec<i32> = start.iter().zip(update.shape()).map(|(a, b)| a + b).collect();
         let fits = stop.iter().zip(self.shape()).all(|(stop, dim)| stop <= dim);
         assert!(fits, "slice_update of {self:?} by {update:?} at {start:?}");
@@ -273,7 +276,9 @@ impl Array {
     #[track_caller]
     pub fn softmax(&self, axis: i32, precise: bool) -> Self {
         // SAFETY: see `unary`.
-        build("softmax", &[self], |out, s| unsafe { mlx_sys::mlx_softmax_axis(out, self.raw(), axis, precise, s) })
+        build("softmax", &[self], |out, s| unsafe {
+            mlx_sys::mlx_softmax_axis(out, self.raw(), axis, precise, s)
+        })
     }
 }
 
@@ -284,7 +289,12 @@ impl Array {
         &self,
         op: &str,
         axis: i32,
-        f: unsafe extern "C" fn(*mut mlx_sys::mlx_array, mlx_sys::mlx_array, c_int, mlx_sys::mlx_stream) -> c_int,
+        f: unsafe extern "C" fn(
+            *mut mlx_sys::mlx_array,
+            mlx_sys::mlx_array,
+            c_int,
+            mlx_sys::mlx_stream,
+        ) -> c_int,
     ) -> Self {
         // SAFETY: see `unary`.
         build(op, &[self], |out, s| unsafe { f(out, self.raw(), axis, s) })
@@ -321,7 +331,9 @@ impl Array {
     #[track_caller]
     pub fn where_(&self, a: &Array, b: &Array) -> Self {
         // SAFETY: see `unary`.
-        build("where", &[self, a, b], |out, s| unsafe { mlx_sys::mlx_where(out, self.raw(), a.raw(), b.raw(), s) })
+        build("where", &[self, a, b], |out, s| unsafe {
+            mlx_sys::mlx_where(out, self.raw(), a.raw(), b.raw(), s)
+        })
     }
 
     /// Entries `indices` of `axis`.

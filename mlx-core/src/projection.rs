@@ -5,7 +5,7 @@
 //! composes MLX ops; on the CPU each call is one primitive over our own kernels.
 
 use crate::quant::{self, QuantSpec};
-use crate::{Array, Dtype, fast};
+use crate::{Array, Dtype, Result, fast};
 
 /// Root mean square norm, arXiv 1910.07467: `x / rms(x) · weight`.
 #[derive(Clone)]
@@ -71,9 +71,10 @@ enum Weight {
 
 impl Projection {
     /// `weight: [out, in]` in any float type.
-    pub fn dense(weight: Array, bias: Option<Array>, _width: Width) -> Self {
+    pub fn dense(weight: Array, bias: Option<Array>, _width: Width) -> Result<Self> {
+        weight.eval()?;
         let (n_out, n_in) = (weight.dim(0) as usize, weight.dim(1) as usize);
-        Self { weight: Weight::Dense(weight), bias, n_in, n_out }
+        Ok(Self { weight: Weight::Dense(weight), bias, n_in, n_out })
     }
 
     /// `words: [out, in · bits / 32]` uint32, `scales` (and `biases` in affine mode) `[out, in / group_size]`.
@@ -84,9 +85,10 @@ impl Projection {
         spec: QuantSpec,
         bias: Option<Array>,
         _width: Width,
-    ) -> Self {
+    ) -> Result<Self> {
+        crate::eval([&words, &scales].into_iter().chain(&biases))?;
         let (n_out, n_in) = (words.dim(0) as usize, words.dim(1) as usize * 32 / spec.bits as usize);
-        Self { weight: Weight::Quantized { words, scales, biases, spec }, bias, n_in, n_out }
+        Ok(Self { weight: Weight::Quantized { words, scales, biases, spec }, bias, n_in, n_out })
     }
 
     pub fn n_in(&self) -> usize {
@@ -128,7 +130,6 @@ impl Projection {
             Weight::Quantized { words, scales, biases, spec } => {
                 let biases = biases.as_ref().map(|b| b.take(ids, 0));
                 quant::dequantize(&words.take(ids, 0), &scales.take(ids, 0), biases.as_ref(), *spec, dtype)
-
             }
         }
     }

@@ -110,7 +110,13 @@ pub fn quantize(w: &Array, spec: QuantSpec) -> (Array, Array, Option<Array>) {
 
 /// The matrix as `dtype`.
 #[track_caller]
-pub fn dequantize(words: &Array, scales: &Array, biases: Option<&Array>, spec: QuantSpec, dtype: Dtype) -> Array {
+pub fn dequantize(
+    words: &Array,
+    scales: &Array,
+    biases: Option<&Array>,
+    spec: QuantSpec,
+    dtype: Dtype,
+) -> Array {
     let dtype = mlx_sys::mlx_optional_dtype { value: dtype.raw(), has_value: true };
     // SAFETY: see `quantize`.
     build("dequantize", &[words, scales], |out, s| unsafe {
@@ -122,7 +128,13 @@ pub fn dequantize(words: &Array, scales: &Array, biases: Option<&Array>, spec: Q
 
 /// `x · Wᵀ`: `x: [.., in]`, `[.., out]`.
 #[track_caller]
-pub fn quantized_matmul(x: &Array, words: &Array, scales: &Array, biases: Option<&Array>, spec: QuantSpec) -> Array {
+pub fn quantized_matmul(
+    x: &Array,
+    words: &Array,
+    scales: &Array,
+    biases: Option<&Array>,
+    spec: QuantSpec,
+) -> Array {
     // SAFETY: see `quantize`.
     build("quantized_matmul", &[x, words, scales], |out, s| unsafe {
         let (x, w, sc, b) = (x.raw(), words.raw(), scales.raw(), raw(biases));
@@ -143,7 +155,13 @@ pub struct Experts<'a> {
 
 /// `x[lhs] · W[rhs]ᵀ` for each pair of indices; `sorted` promises that `rhs` ascends.
 #[track_caller]
-pub fn gather_qmm(x: &Array, e: &Experts<'_>, lhs: Option<&Array>, rhs: Option<&Array>, sorted: bool) -> Array {
+pub fn gather_qmm(
+    x: &Array,
+    e: &Experts<'_>,
+    lhs: Option<&Array>,
+    rhs: Option<&Array>,
+    sorted: bool,
+) -> Array {
     // SAFETY: see `quantize`.
     build("gather_qmm", &[x, e.words, e.scales], |out, s| unsafe {
         let (w, sc, b, g) = (e.words.raw(), e.scales.raw(), raw(e.biases), raw(e.global_scale));

@@ -116,19 +116,15 @@ fn min_p(kept: &mut Vec<TokenId>, logprobs: &[f32], min_p: f32, min_tokens_to_ke
 fn xtc(kept: &mut Vec<TokenId>, logprobs: &[f32], p: &SamplingParams) {
     let total: f32 = kept.iter().map(|&id| logprobs[id as usize].exp()).sum();
     let prob = |id: TokenId| logprobs[id as usize].exp() / total;
-    let least = kept
-        .iter()
-        .map(|&id| prob(id))
-        .filter(|x| p.xtc_threshold < *x)
-        .fold(f32::INFINITY, f32::min);
+    let least =
+        kept.iter().map(|&id| prob(id)).filter(|x| p.xtc_threshold < *x).fold(f32::INFINITY, f32::min);
     kept.retain(|&id| prob(id) <= least || p.xtc_special_tokens.contains(&id));
 }
 
 /// Brings the `n` most probable tokens to the front, in order; equals are ordered by id.
 fn largest_first(kept: &mut [TokenId], logprobs: &[f32], n: usize) {
-    let by = |a: &TokenId, b: &TokenId| {
-        logprobs[*b as usize].total_cmp(&logprobs[*a as usize]).then(a.cmp(b))
-    };
+    let by =
+        |a: &TokenId, b: &TokenId| logprobs[*b as usize].total_cmp(&logprobs[*a as usize]).then(a.cmp(b));
     if 0 < n && n < kept.len() {
         kept.select_nth_unstable_by(n - 1, by);
     }

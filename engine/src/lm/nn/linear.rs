@@ -1,7 +1,7 @@
 //! Projections. Dense or quantized, and how it is laid out for the device, is settled at load.
 
-use mlx_core::{Array, Dtype};
 use mlx_core::projection::{self, Projection};
+use mlx_core::{Array, Dtype};
 
 /// `y = x · Wᵀ + b`.
 pub struct Linear {

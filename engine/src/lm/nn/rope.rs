@@ -27,6 +27,11 @@ impl RopeConfig {
         let plain = |factor: f64| (0..half).map(|i| self.period(i) * factor).collect::<Vec<_>>();
         let (periods, mscale, dynamic) = match scaling.kind()? {
             "default" | "mrope" => (plain(1.0), 1.0, None),
+            // Llama 3.1 as GGUF stores it: the scaling already worked out for each pair.
+            "factors" => {
+                let factors = scaling.numbers("factors", half)?;
+                (factors.iter().enumerate().map(|(i, f)| self.period(i) * f).collect(), 1.0, None)
+            }
             "linear" => (plain(scaling.number("factor")?), 1.0, None),
             "dynamic" => (plain(1.0), 1.0, Some(self.dynamic(&scaling)?)),
             "llama3" => (self.llama3(&scaling)?, 1.0, None),
@@ -99,8 +104,7 @@ impl RopeConfig {
             (long * short) / (long * keep + short * (1.0 - keep))
         };
         let magnitude = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-        let mscale =
-            magnitude(s.number_or("mscale", 1.0)?) / magnitude(s.number_or("mscale_all_dim", 0.0)?);
+        let mscale = magnitude(s.number_or("mscale", 1.0)?) / magnitude(s.number_or("mscale_all_dim", 0.0)?);
         Ok(((0..self.dims / 2).map(blend).collect(), mscale))
     }
 

@@ -1,0 +1,56 @@
+//! Bytes of a checkpoint with a shape, before they are arrays.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use mlx_core::{Array, Dtype};
+
+/// A stored tensor: cheap to clone, `Send`, and not read until it is used.
+#[derive(Clone)]
+pub struct Tensor {
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    bytes: Bytes,
+}
+
+#[derive(Clone)]
+enum Bytes {
+    Mapped(Arc<Mmap>, Range<usize>),
+    Owned(Arc<Vec<u8>>),
+}
+
+impl Tensor {
+    /// # Panics
+    /// If the shape needs another number of bytes; parsers check it before.
+    pub fn mapped(file: Arc<Mmap>, range: Range<usize>, shape: Vec<usize>, dtype: Dtype) -> Self {
+        assert_eq!(range.len(), shape.iter().product::<usize>() * dtype.size());
+        Self { shape, dtype, bytes: Bytes::Mapped(file, range) }
+    }
+
+    /// # Panics
+    /// If the shape needs another number of bytes.
+    pub fn owned(bytes: Vec<u8>, shape: Vec<usize>, dtype: Dtype) -> Self {
+        assert_eq!(bytes.len(), shape.iter().product::<usize>() * dtype.size());
+        Self { shape, dtype, bytes: Bytes::Owned(Arc::new(bytes)) }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped(file, range) => &file[range.clone()],
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+
+    pub fn to_array(&self) -> Array {
+        let shape: Vec<i32> = self.shape.iter().map(|&d| d as i32).collect();
+        match &self.bytes {
+            Bytes::Mapped(file, range) => {
+                Array::from_owner(file.clone(), |f| f, range.clone(), &shape, self.dtype)
+            }
+            Bytes::Owned(bytes) => {
+                Array::from_owner(bytes.clone(), |b| b, 0..bytes.len(), &shape, self.dtype)
+            }
+        }
+    }
+}
