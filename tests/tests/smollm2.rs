@@ -49,8 +49,8 @@ fn request(model: &Loaded, answer: &Answer) -> Request {
         add_generation_prompt: true,
         ..ChatInput::default()
     };
-    let text = model.templates.render(&chat).unwrap();
-    let prompt = model.tokenizer.encode(&text, false).unwrap();
+    let text = model.templates.render(&chat).expect("the template takes a question");
+    let prompt = model.tokenizer.encode(&text, false).expect("any text can be encoded");
     assert_eq!(prompt, answer.prompt, "{}", answer.question);
     Request {
         prompt,
