@@ -4,7 +4,7 @@
 //! will use it. Callers give rows of activations and never learn which it is. On a GPU everything here
 //! composes MLX ops; on the CPU each call is one primitive over our own kernels.
 
-use crate::quant::{self, QuantSpec};
+use crate::quant::{self, QuantMode, QuantSpec};
 use crate::{Array, Dtype, Result, fast};
 
 /// Root mean square norm, arXiv 1910.07467: `x / rms(x) · weight`.
@@ -128,8 +128,13 @@ impl Projection {
         match &self.weight {
             Weight::Dense(w) => w.take(ids, 0).astype(dtype),
             Weight::Quantized { words, scales, biases, spec } => {
-                let biases = biases.as_ref().map(|b| b.take(ids, 0));
-                quant::dequantize(&words.take(ids, 0), &scales.take(ids, 0), biases.as_ref(), *spec, dtype)
+                // MLX decodes in the type of the scales, which would round a float16 scale's product.
+                let group = |x: &Array| match spec.mode {
+                    QuantMode::Affine => x.take(ids, 0).astype(Dtype::Float32),
+                    _ => x.take(ids, 0),
+                };
+                let biases = biases.as_ref().map(group);
+                quant::dequantize(&words.take(ids, 0), &group(scales), biases.as_ref(), *spec, dtype)
             }
         }
     }
