@@ -4,6 +4,7 @@
 //! while running (evaluation, reading, files) returns an error.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
@@ -261,6 +262,34 @@ impl Array {
         // SAFETY: the array is computed, row-major and of this type, so the pointer leads to `size` elements.
         let data = unsafe { std::slice::from_raw_parts(x.data().cast::<T>(), x.size()) };
         Ok(data.to_vec())
+    }
+
+    /// The computed elements in row-major order, without a copy where they lie so. The type must be the
+    /// array's own.
+    pub fn host<T: Element>(&self) -> Result<Cow<'_, [T]>> {
+        if self.dtype() != T::DTYPE {
+            return Err(Error::Dtype { want: T::DTYPE, got: self.dtype() });
+        }
+        self.eval()?;
+        if !self.is_row_major() || self.size() == 0 {
+            return self.to_vec().map(Cow::Owned);
+        }
+        // SAFETY: the array is computed, row-major and of this type, and arrays are immutable: MLX writes in
+        // place only what nobody else holds.
+        Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(self.data().cast::<T>(), self.size()) }))
+    }
+
+    /// Whether a computed array's elements lie one after the other.
+    fn is_row_major(&self) -> bool {
+        let shape = self.shape();
+        // SAFETY: MLX keeps `ndim` strides for as long as the array lives.
+        let stride = |i: usize| unsafe { *mlx_sys::mlx_array_strides(self.raw).add(i) };
+        let mut expected = 1;
+        (0..shape.len()).rev().all(|i| {
+            let ok = shape[i] == 1 || stride(i) == expected;
+            expected *= shape[i] as usize;
+            ok
+        })
     }
 
     /// The only element.

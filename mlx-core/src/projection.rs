@@ -4,7 +4,11 @@
 //! will use it. Callers give rows of activations and never learn which it is. On a GPU everything here
 //! composes MLX ops; on the CPU each call is one primitive over our own kernels.
 
-use crate::quant::{self, QuantSpec};
+use std::sync::Arc;
+
+use crate::kernels::cpu::pack::{QMatrix, Scales};
+use crate::kernels::{self, Factor};
+use crate::quant::{self, QuantMode, QuantSpec};
 use crate::{Array, Dtype, Result, fast};
 
 /// Root mean square norm, arXiv 1910.07467: `x / rms(x) · weight`.
@@ -18,7 +22,10 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// Normalises the last axis.
     pub fn forward(&self, x: &Array) -> Array {
-        fast::rms_norm(x, Some(&self.weight), self.eps)
+        match kernels::on_cpu() {
+            true => in_f32(x, |x| kernels::rms_norm(x, &self.weight.astype(Dtype::Float32), self.eps)),
+            false => fast::rms_norm(x, Some(&self.weight), self.eps),
+        }
     }
 }
 
@@ -59,6 +66,7 @@ pub enum Width {
 pub struct Projection {
     weight: Weight,
     bias: Option<Array>,
+    width: Width,
     n_in: usize,
     n_out: usize,
 }
@@ -66,15 +74,22 @@ pub struct Projection {
 #[derive(Clone)]
 enum Weight {
     Dense(Array),
-    Quantized { words: Array, scales: Array, biases: Option<Array>, spec: QuantSpec },
+    Quantized {
+        words: Array,
+        scales: Array,
+        biases: Option<Array>,
+        spec: QuantSpec,
+    },
+    /// In the layout of our CPU kernels.
+    Packed(Arc<QMatrix>),
 }
 
 impl Projection {
     /// `weight: [out, in]` in any float type.
-    pub fn dense(weight: Array, bias: Option<Array>, _width: Width) -> Result<Self> {
+    pub fn dense(weight: Array, bias: Option<Array>, width: Width) -> Result<Self> {
         weight.eval()?;
         let (n_out, n_in) = (weight.dim(0) as usize, weight.dim(1) as usize);
-        Ok(Self { weight: Weight::Dense(weight), bias, n_in, n_out })
+        Ok(Self { weight: Weight::Dense(weight), bias, width, n_in, n_out })
     }
 
     /// `words: [out, in · bits / 32]` uint32, `scales` (and `biases` in affine mode) `[out, in / group_size]`.
@@ -84,11 +99,19 @@ impl Projection {
         biases: Option<Array>,
         spec: QuantSpec,
         bias: Option<Array>,
-        _width: Width,
+        width: Width,
     ) -> Result<Self> {
         crate::eval([&words, &scales].into_iter().chain(&biases))?;
         let (n_out, n_in) = (words.dim(0) as usize, words.dim(1) as usize * 32 / spec.bits as usize);
-        Ok(Self { weight: Weight::Quantized { words, scales, biases, spec }, bias, n_in, n_out })
+        let packed = match kernels::on_cpu() {
+            true => pack(spec, (n_out, n_in), &words, &scales, biases.as_ref())?,
+            false => None,
+        };
+        let weight = match packed {
+            Some(packed) => Weight::Packed(Arc::new(packed)),
+            None => Weight::Quantized { words, scales, biases, spec },
+        };
+        Ok(Self { weight, bias, width, n_in, n_out })
     }
 
     pub fn n_in(&self) -> usize {
@@ -105,6 +128,7 @@ impl Projection {
             Weight::Quantized { words, scales, biases, .. } => {
                 words.nbytes() + scales.nbytes() + biases.as_ref().map_or(0, Array::nbytes)
             }
+            Weight::Packed(packed) => packed.nbytes(),
         };
         weight + self.bias.as_ref().map_or(0, Array::nbytes)
     }
@@ -112,8 +136,16 @@ impl Projection {
     /// `x · Wᵀ + bias`: `[N, in] → [N, out]`, in the type of `x`.
     pub fn forward(&self, x: &Array) -> Array {
         let y = match &self.weight {
-            Weight::Dense(w) => x.matmul(&w.astype(x.dtype()).transpose(&[1, 0])),
+            Weight::Packed(_) => {
+                let [y] = norm_project(x, None, [self]);
+                return y;
+            }
+            Weight::Dense(w) => {
+                self.count_fallback("matmul");
+                x.matmul(&w.astype(x.dtype()).transpose(&[1, 0]))
+            }
             Weight::Quantized { words, scales, biases, spec } => {
+                self.count_fallback("quantized_matmul");
                 quant::quantized_matmul(x, words, scales, biases.as_ref(), *spec)
             }
         };
@@ -123,14 +155,34 @@ impl Projection {
         }
     }
 
+    fn count_fallback(&self, op: &'static str) {
+        if kernels::on_cpu() {
+            kernels::count_fallback(op);
+        }
+    }
+
     /// Rows `ids: [N]` of the matrix, as `dtype`: `[N, in]`.
     pub fn rows(&self, ids: &Array, dtype: Dtype) -> Array {
         match &self.weight {
+            Weight::Packed(packed) => kernels::rows(packed, ids).astype(dtype),
             Weight::Dense(w) => w.take(ids, 0).astype(dtype),
             Weight::Quantized { words, scales, biases, spec } => {
-                let biases = biases.as_ref().map(|b| b.take(ids, 0));
-                quant::dequantize(&words.take(ids, 0), &scales.take(ids, 0), biases.as_ref(), *spec, dtype)
+                // MLX decodes in the type of the scales, which would round a float16 scale's product.
+                let group = |x: &Array| match spec.mode {
+                    QuantMode::Affine => x.take(ids, 0).astype(Dtype::Float32),
+                    _ => x.take(ids, 0),
+                };
+                let biases = biases.as_ref().map(group);
+                quant::dequantize(&words.take(ids, 0), &group(scales), biases.as_ref(), *spec, dtype)
             }
+        }
+    }
+
+    /// What our kernels take, if they have the format.
+    fn factor(&self) -> Option<Factor<'_>> {
+        match &self.weight {
+            Weight::Packed(weight) => Some(Factor { weight, bias: self.bias.as_ref(), width: self.width }),
+            _ => None,
         }
     }
 }
@@ -141,21 +193,67 @@ pub fn norm_project<const M: usize>(
     norm: Option<&RmsNorm>,
     projections: [&Projection; M],
 ) -> [Array; M] {
+    let factors: Option<Vec<Factor<'_>>> = projections.iter().map(|p| p.factor()).collect();
+    if let Some(factors) = factors {
+        let ys = kernels::project(&x.astype(Dtype::Float32), norm, &factors, None);
+        let ys: Vec<Array> = ys.into_iter().map(|y| y.astype(x.dtype())).collect();
+        return ys.try_into().expect("one result for each projection");
+    }
     let x = normed(x, norm);
     projections.map(|p| p.forward(&x))
 }
 
 /// `act(gate(norm(x))) · up(norm(x))`: `[N, in] → [N, hidden]`.
 pub fn glu(x: &Array, norm: Option<&RmsNorm>, gate: &Projection, up: &Projection, act: Act) -> Array {
+    if let (Some(gate), Some(up)) = (gate.factor(), up.factor()) {
+        return in_f32(x, |x| kernels::glu(x, norm, &gate, &up, act));
+    }
     let x = normed(x, norm);
     &act.forward(&gate.forward(&x)) * &up.forward(&x)
 }
 
 /// `residual + x · Wᵀ + bias`, all `[N, …]`.
 pub fn project_add(x: &Array, projection: &Projection, residual: &Array) -> Array {
-    residual + &projection.forward(x)
+    match projection.factor() {
+        Some(factor) => {
+            let residual = residual.astype(Dtype::Float32);
+            in_f32(x, |x| kernels::project(x, None, &[factor], Some(&residual)).remove(0))
+        }
+        None => residual + &projection.forward(x),
+    }
 }
 
 fn normed(x: &Array, norm: Option<&RmsNorm>) -> Array {
     norm.map_or_else(|| x.clone(), |n| n.forward(x))
+}
+
+/// Our kernels compute in float32, whatever type activations are kept in.
+fn in_f32(x: &Array, f: impl FnOnce(&Array) -> Array) -> Array {
+    f(&x.astype(Dtype::Float32)).astype(x.dtype())
+}
+
+fn pack(
+    spec: QuantSpec,
+    size: (usize, usize),
+    words: &Array,
+    scales: &Array,
+    biases: Option<&Array>,
+) -> Result<Option<QMatrix>> {
+    let words = words.host::<u32>()?;
+    Ok(match scales.dtype() {
+        Dtype::Float32 => {
+            let (scales, biases) = (scales.host()?, biases.map(Array::host).transpose()?);
+            QMatrix::pack(spec, size, &words, Scales::F32(&scales), biases.as_deref().map(Scales::F32))
+        }
+        Dtype::Float16 => {
+            let (scales, biases) = (scales.host()?, biases.map(Array::host).transpose()?);
+            QMatrix::pack(spec, size, &words, Scales::F16(&scales), biases.as_deref().map(Scales::F16))
+        }
+        Dtype::Bfloat16 => {
+            let (scales, biases) = (scales.host()?, biases.map(Array::host).transpose()?);
+            QMatrix::pack(spec, size, &words, Scales::Bf16(&scales), biases.as_deref().map(Scales::Bf16))
+        }
+        Dtype::Uint8 => QMatrix::pack(spec, size, &words, Scales::Bytes(&scales.host()?), None),
+        _ => None,
+    })
 }

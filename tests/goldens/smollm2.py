@@ -67,7 +67,10 @@ def export(gguf: Path, folder: Path) -> None:
 def config_of(reader: GGUFReader) -> dict:
     get = lambda key: reader.fields[key].contents()
     float32 = lambda key: float(np.float32(get(key)))
-    eight_bits = {"group_size": 32, "bits": 8}
+    kinds = {tensor.tensor_type for tensor in reader.tensors}
+    quantization = {"group_size": 32, "bits": 4, "model.embed_tokens": {"group_size": 32, "bits": 8}}
+    if Kind.Q4_1 not in kinds:
+        quantization = {"group_size": 32, "bits": 8}
     return {
         "model_type": "llama",
         "hidden_size": get("llama.embedding_length"),
@@ -82,14 +85,16 @@ def config_of(reader: GGUFReader) -> dict:
         "tie_word_embeddings": True,
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": get("tokenizer.ggml.eos_token_id"),
-        "quantization": {"group_size": 32, "bits": 4, "model.embed_tokens": eight_bits},
-    }
+    } | ({} if Kind.BF16 in kinds else {"quantization": quantization})
 
 
 def mlx_tensors(tensor, heads: int | None) -> dict[str, mx.array]:
     path = mlx_path(tensor.name)
     if tensor.tensor_type == Kind.F32:
         return {f"{path}.weight": mx.array(np.array(tensor.data))}
+    if tensor.tensor_type == Kind.BF16:
+        halves = np.ascontiguousarray(tensor.data).view(np.uint16)
+        return {f"{path}.weight": mx.array(unpermute(halves, heads) if heads else halves).view(mx.bfloat16)}
     codes, scales, biases = blocks(tensor)
     if heads:
         codes, scales, biases = (unpermute(x, heads) for x in (codes, scales, biases))

@@ -98,7 +98,8 @@ impl Case {
         let mut checkpoint = BTreeMap::new();
         for (name, shape) in &self.stored.tensors {
             let values = weights::tensor(name, shape);
-            match name.strip_suffix(".weight").and_then(|path| Some((path, self.stored.quantized.get(path)?))) {
+            match name.strip_suffix(".weight").and_then(|path| Some((path, self.stored.quantized.get(path)?)))
+            {
                 Some((path, format)) => checkpoint.extend(quantized(path, &values, shape, format)),
                 None => {
                     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -115,7 +116,8 @@ fn quantized(path: &str, values: &[f32], shape: &[usize], format: &Format) -> Ve
     let spec = QuantSpec::new(mode, format.group_size, format.bits).expect("a golden names a known format");
     let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
     let (words, scales, biases) = quantize(&Array::from_slice(values, &dims), spec);
-    let mut parts = vec![(format!("{path}.weight"), stored(&words)), (format!("{path}.scales"), stored(&scales))];
+    let mut parts =
+        vec![(format!("{path}.weight"), stored(&words)), (format!("{path}.scales"), stored(&scales))];
     parts.extend(biases.map(|biases| (format!("{path}.biases"), stored(&biases))));
     parts
 }
@@ -123,9 +125,13 @@ fn quantized(path: &str, values: &[f32], shape: &[usize], format: &Format) -> Ve
 fn stored(array: &Array) -> Tensor {
     let computed = "quantizing a small matrix cannot fail";
     let bytes = match array.dtype() {
-        Dtype::Uint32 => array.to_vec::<u32>().expect(computed).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Dtype::Uint32 => {
+            array.to_vec::<u32>().expect(computed).iter().flat_map(|x| x.to_le_bytes()).collect()
+        }
         Dtype::Uint8 => array.to_vec::<u8>().expect(computed),
-        Dtype::Float32 => array.to_vec::<f32>().expect(computed).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Dtype::Float32 => {
+            array.to_vec::<f32>().expect(computed).iter().flat_map(|x| x.to_le_bytes()).collect()
+        }
         other => panic!("quantizing float32 gave {other}"),
     };
     Tensor::owned(bytes, array.shape().iter().map(|&d| d as usize).collect(), array.dtype())

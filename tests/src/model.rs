@@ -10,7 +10,7 @@ pub fn logits(lm: &dyn CausalLm, rows: &mut [(&mut SeqCache, &[u32])]) -> Vec<Ve
     let widths: Vec<usize> = rows.iter().map(|(_, tokens)| tokens.len() * lm.vocab_size()).collect();
     let h = lm.embed(&Array::from_slice(&ids, &[ids.len() as i32]));
     let mut packed: Vec<Row<'_>> =
-        rows.iter_mut().map(|(cache, tokens)| Row { cache: &mut **cache, tokens: tokens.len() }).collect();
+        rows.iter_mut().map(|(cache, tokens)| Row { cache, tokens: tokens.len() }).collect();
     let hidden = run(lm, h, &mut packed, &[]);
     let all = lm.logits(&hidden.last).to_vec::<f32>().expect("a tiny forward computes");
     let mut rest = &all[..];

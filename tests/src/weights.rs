@@ -27,9 +27,9 @@ const GOLDEN_RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// FNV-1a, 64 bits.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xCBF2_9CE4_8422_2325, |state, byte| {
-        (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-    })
+    bytes
+        .iter()
+        .fold(0xCBF2_9CE4_8422_2325, |state, byte| (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
 /// The output of SplitMix64 (Steele, Lea and Flood, 2014) for the state before its step.
@@ -53,6 +53,10 @@ mod tests {
         };
         check("model.embed_tokens.weight", &[4, 72], &[0xBCF8_8594, 0xBD2D_C2D2, 0x3B4D_3771, 0xBD72_DCFF]);
         check("model.norm.weight", &[8], &[0x3F68_E490, 0x3F6D_74D6, 0x3F7A_FC3E, 0x3F83_997C]);
-        check("model.layers.0.self_attn.q_proj.bias", &[8], &[0x3D14_CCE3, 0x3C7B_2C4D, 0xBDB9_56C8, 0xBD2D_E147]);
+        check(
+            "model.layers.0.self_attn.q_proj.bias",
+            &[8],
+            &[0x3D14_CCE3, 0x3C7B_2C4D, 0xBDB9_56C8, 0xBD2D_E147],
+        );
     }
 }

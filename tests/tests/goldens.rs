@@ -83,7 +83,8 @@ fn sampling_leaves_what_mlx_lm_leaves() {
         let mut drawn = BTreeSet::new();
         for seed in 0..60 * n as u64 {
             let params = SamplingParams { seed, ..params.clone() };
-            let draw = sampling::draw(&mut logits.clone(), &golden.history, golden.history.len(), &params).unwrap();
+            let draw =
+                sampling::draw(&mut logits.clone(), &golden.history, golden.history.len(), &params).unwrap();
             let want = case.logprobs[draw.id as usize];
             assert!((draw.logprob - want).abs() < 2e-5, "{:?}: {draw:?}, expected {want}", case.params);
             drawn.insert(draw.id);
@@ -95,8 +96,8 @@ fn sampling_leaves_what_mlx_lm_leaves() {
 fn params(case: &SamplingCase) -> SamplingParams {
     let mut p = SamplingParams { temperature: 1e4, ..SamplingParams::default() };
     for (name, value) in &case.params {
-        let number = || value.as_f64().unwrap() as f32;
-        let size = || value.as_u64().unwrap() as usize;
+        let number = || value.as_f64().expect("a number") as f32;
+        let size = || value.as_u64().expect("a whole number") as usize;
         match name.as_str() {
             "top_p" => p.top_p = number(),
             "top_k" => p.top_k = size(),
@@ -104,7 +105,9 @@ fn params(case: &SamplingCase) -> SamplingParams {
             "min_tokens_to_keep" => p.min_tokens_to_keep = size(),
             "xtc_probability" => p.xtc_probability = number(),
             "xtc_threshold" => p.xtc_threshold = number(),
-            "xtc_special_tokens" => p.xtc_special_tokens = serde_json::from_value(value.clone()).unwrap(),
+            "xtc_special_tokens" => {
+                p.xtc_special_tokens = serde_json::from_value(value.clone()).expect("the documented form")
+            }
             "repetition_penalty" => p.repetition_penalty = number(),
             "repetition_context_size" => p.repetition_context_size = size(),
             "presence_penalty" => p.presence_penalty = number(),
@@ -112,8 +115,10 @@ fn params(case: &SamplingCase) -> SamplingParams {
             "frequency_penalty" => p.frequency_penalty = number(),
             "frequency_context_size" => p.frequency_context_size = size(),
             "logit_bias" => {
-                let bias: BTreeMap<String, f32> = serde_json::from_value(value.clone()).unwrap();
-                p.logit_bias = bias.into_iter().map(|(id, bias)| (id.parse().unwrap(), bias)).collect();
+                let bias: BTreeMap<String, f32> =
+                    serde_json::from_value(value.clone()).expect("the documented form");
+                p.logit_bias =
+                    bias.into_iter().map(|(id, bias)| (id.parse().expect("an id"), bias)).collect();
             }
             other => panic!("sampling.json has a parameter `{other}` that the test does not know"),
         }

@@ -7,7 +7,10 @@ use proptest::test_runner::{Config, TestRunner};
 use tests::{goldens, model};
 
 /// Runs `property` with a few inputs on each model.
-fn for_all<S: Strategy>(inputs: &S, property: impl Fn(&dyn CausalLm, &[u32], S::Value) -> Result<(), TestCaseError>) {
+fn for_all<S: Strategy>(
+    inputs: &S,
+    property: impl Fn(&dyn CausalLm, &[u32], S::Value) -> Result<(), TestCaseError>,
+) {
     for case in goldens::cases() {
         let lm = case.load().unwrap_or_else(|err| panic!("{}: {err}", case.name));
         let mut runner = TestRunner::new(Config { cases: 4, failure_persistence: None, ..Config::default() });
@@ -57,7 +60,8 @@ fn rows_that_share_a_forward_do_not_meet() {
 
 #[test]
 fn a_round_leaves_what_it_commits() {
-    let inputs = (1..12usize, 1..8usize).prop_flat_map(|(start, drafted)| (Just(start), Just(drafted), 0..=drafted));
+    let inputs =
+        (1..12usize, 1..8usize).prop_flat_map(|(start, drafted)| (Just(start), Just(drafted), 0..=drafted));
     for_all(&inputs, |lm, prompt, (start, drafted, keep)| {
         let mut cache = SeqCache::new(lm.layers());
         model::extend(lm, &mut cache, &prompt[..start]);

@@ -1,5 +1,31 @@
-//! Our own kernels for the CPU, where MLX's are slow.
+//! Our own kernels for the CPU, where MLX's are slow, as ops that evaluate like any other.
 
 pub mod cpu;
+mod project;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::Device;
 
 pub use cpu::pool::set_threads;
+pub(crate) use project::{Factor, glu, project, rms_norm, rows};
+
+/// Whether ops of this thread run our kernels.
+pub(crate) fn on_cpu() -> bool {
+    Device::default_device() == Device::Cpu
+}
+
+/// Threads that build graphs may be several, and a test reads what they counted.
+static FALLBACKS: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
+
+/// Counts a call that our kernels lack the format for, and that MLX's own op serves instead.
+pub(crate) fn count_fallback(op: &'static str) {
+    let mut counts = FALLBACKS.lock().unwrap_or_else(|e| e.into_inner());
+    *counts.entry(op).or_insert(0) += 1;
+}
+
+/// Calls on the CPU that MLX's own ops served, by op, since the start.
+pub fn fallbacks() -> BTreeMap<&'static str, usize> {
+    FALLBACKS.lock().unwrap_or_else(|e| e.into_inner()).clone()
+}

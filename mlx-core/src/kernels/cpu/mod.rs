@@ -1,9 +1,16 @@
 //! Row-exact kernels: the bits of an output row depend on its input row and the weights alone, not on how
 //! many rows share the call, on how work is split over threads, or on the instruction set.
 
+pub mod acts;
 pub mod attention;
+mod buffer;
 pub mod isa;
 mod lanes;
+pub mod pack;
 pub mod pointwise;
 pub mod pool;
+pub mod qmm;
 pub mod rope;
+
+#[cfg(test)]
+mod reference;

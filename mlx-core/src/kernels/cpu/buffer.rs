@@ -1,0 +1,107 @@
+//! Byte buffers for weights and activations: 64-byte aligned, zeroed, on huge pages where they are large.
+//!
+//! With one row, a stream of 4 KiB pages stops the prefetcher and misses the TLB every 64 lines: huge pages
+//! are worth 1.2 to 1.6 times the speed. One matrix of a small model is less than a huge page, so weights are
+//! cut from blocks that many share.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::sync::{Arc, Mutex};
+
+const LINE: usize = 64;
+const HUGE: usize = 2 << 20;
+/// Weights are cut from blocks of this size; larger ones have their own.
+const BLOCK: usize = 16 << 20;
+
+struct Block {
+    pointer: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: a block is plain memory; who may touch which part is settled by `Buffer`, whose parts are disjoint.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(len: usize) -> Self {
+        let align = if HUGE <= len { HUGE } else { LINE };
+        let size = len.max(1).next_multiple_of(align);
+        let layout = Layout::from_size_align(size, align).expect("a size that fits memory");
+        // SAFETY: the layout is not empty.
+        let pointer = unsafe { alloc_zeroed(layout) };
+        if pointer.is_null() {
+            handle_alloc_error(layout);
+        }
+        #[cfg(target_os = "linux")]
+        if align == HUGE {
+            // SAFETY: whole pages that this block owns. Advice only: a refusal costs speed and nothing else.
+            unsafe { libc::madvise(pointer.cast(), size, libc::MADV_HUGEPAGE) };
+        }
+        Self { pointer, layout }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the same layout, freed once.
+        unsafe { dealloc(self.pointer, self.layout) }
+    }
+}
+
+/// Zeroed memory of its own.
+pub(super) struct Buffer {
+    block: Arc<Block>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// For weights: cut from a block that others share.
+    pub(super) fn shared(len: usize) -> Self {
+        static CURRENT: Mutex<Option<(Arc<Block>, usize)>> = Mutex::new(None);
+        if BLOCK / 4 < len {
+            return Self { block: Arc::new(Block::new(len)), start: 0, len };
+        }
+        let size = len.next_multiple_of(LINE);
+        let mut current = CURRENT.lock().unwrap_or_else(|e| e.into_inner());
+        let fits = current.as_ref().is_some_and(|(block, used)| used + size <= block.layout.size());
+        if !fits {
+            *current = Some((Arc::new(Block::new(BLOCK)), 0));
+        }
+        let (block, used) = current.as_mut().expect("made right above");
+        *used += size;
+        Self { block: block.clone(), start: *used - size, len }
+    }
+
+    /// For activations: alone in its block, so that it can be reused.
+    pub(super) fn alone(len: usize) -> Self {
+        Self { block: Arc::new(Block::new(len)), start: 0, len }
+    }
+
+    /// Makes a buffer of [`Self::alone`] `len` bytes long; the contents are then whatever they were.
+    pub(super) fn resize(&mut self, len: usize) {
+        if self.block.layout.size() < len {
+            *self = Self::alone(len + len / 2);
+        }
+        self.len = len;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        // SAFETY: `start` lies inside the block.
+        unsafe { self.block.pointer.add(self.start) }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` bytes from there are this buffer's.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and no other buffer has them.
+        unsafe { std::slice::from_raw_parts_mut(self.block.pointer.add(self.start), self.len) }
+    }
+}
