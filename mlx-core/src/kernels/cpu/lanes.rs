@@ -237,9 +237,14 @@ mod x86 {
             unsafe {
                 let mut u = r;
                 for i in 0..4 {
-                    let (a, b) = (_mm512_unpacklo_ps(r[4 * i], r[4 * i + 1]), _mm512_unpackhi_ps(r[4 * i], r[4 * i + 1]));
-                    let (c, d) =
-                        (_mm512_unpacklo_ps(r[4 * i + 2], r[4 * i + 3]), _mm512_unpackhi_ps(r[4 * i + 2], r[4 * i + 3]));
+                    let (a, b) = (
+                        _mm512_unpacklo_ps(r[4 * i], r[4 * i + 1]),
+                        _mm512_unpackhi_ps(r[4 * i], r[4 * i + 1]),
+                    );
+                    let (c, d) = (
+                        _mm512_unpacklo_ps(r[4 * i + 2], r[4 * i + 3]),
+                        _mm512_unpackhi_ps(r[4 * i + 2], r[4 * i + 3]),
+                    );
                     u[4 * i] = pair512::<false>(a, c);
                     u[4 * i + 1] = pair512::<true>(a, c);
                     u[4 * i + 2] = pair512::<false>(b, d);
@@ -361,9 +366,12 @@ mod x86 {
         unsafe {
             let mut u = r;
             for i in 0..2 {
-                let (a, b) = (_mm256_unpacklo_ps(r[4 * i], r[4 * i + 1]), _mm256_unpackhi_ps(r[4 * i], r[4 * i + 1]));
-                let (c, d) =
-                    (_mm256_unpacklo_ps(r[4 * i + 2], r[4 * i + 3]), _mm256_unpackhi_ps(r[4 * i + 2], r[4 * i + 3]));
+                let (a, b) =
+                    (_mm256_unpacklo_ps(r[4 * i], r[4 * i + 1]), _mm256_unpackhi_ps(r[4 * i], r[4 * i + 1]));
+                let (c, d) = (
+                    _mm256_unpacklo_ps(r[4 * i + 2], r[4 * i + 3]),
+                    _mm256_unpackhi_ps(r[4 * i + 2], r[4 * i + 3]),
+                );
                 u[4 * i] = _mm256_shuffle_ps::<0x44>(a, c);
                 u[4 * i + 1] = _mm256_shuffle_ps::<0xee>(a, c);
                 u[4 * i + 2] = _mm256_shuffle_ps::<0x44>(b, d);

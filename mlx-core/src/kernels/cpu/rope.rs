@@ -9,7 +9,11 @@ pub struct Table {
 
 impl Table {
     /// Pair `i` of token `t` turns by `positions[t] / periods(t)[i]`.
-    pub fn new<'p>(positions: &[usize], pairs: usize, periods: impl Fn(usize) -> std::borrow::Cow<'p, [f32]>) -> Self {
+    pub fn new<'p>(
+        positions: &[usize],
+        pairs: usize,
+        periods: impl Fn(usize) -> std::borrow::Cow<'p, [f32]>,
+    ) -> Self {
         let mut turns = Vec::with_capacity(positions.len() * 2 * pairs);
         for position in positions {
             let periods = periods(*position);

@@ -78,7 +78,11 @@ pub struct Queries {
 }
 
 impl Queries {
-    pub fn new<'q>(dim: usize, queries: impl Iterator<Item = (&'q [f32], Range<usize>)>, widest: usize) -> Self {
+    pub fn new<'q>(
+        dim: usize,
+        queries: impl Iterator<Item = (&'q [f32], Range<usize>)>,
+        widest: usize,
+    ) -> Self {
         let (rows, seen): (Vec<&[f32]>, Vec<_>) = queries.unzip();
         let mut packed = Vec::with_capacity(rows.len() * dim);
         for (first, n) in tiles(rows.len(), widest) {
@@ -121,8 +125,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    const NEW: Self =
-        Self { keys: vec![], values: vec![], weights: vec![], state: vec![], out: vec![] };
+    const NEW: Self = Self { keys: vec![], values: vec![], weights: vec![], state: vec![], out: vec![] };
 
     fn grow(&mut self, queries: &Queries, chunks: usize) {
         fn at_least<T: Clone>(v: &mut Vec<T>, n: usize, zero: T) {
@@ -170,7 +173,9 @@ impl<T: Storage> Kernel for Blocks<'_, T> {
         s.grow(q, chunks);
         for (i, block) in blocks.enumerate() {
             let at = block * BLOCK;
-            let local = |seen: &Range<usize>| seen.start.clamp(at, at + BLOCK) - at..seen.end.clamp(at, at + BLOCK) - at;
+            let local = |seen: &Range<usize>| {
+                seen.start.clamp(at, at + BLOCK) - at..seen.end.clamp(at, at + BLOCK) - at
+            };
             let used = q.seen.iter().map(local).filter(|r| !r.is_empty());
             let Some(used) = used.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
             pack_keys(l, head, at, used.clone(), q.dim, &mut s.keys);
@@ -475,7 +480,8 @@ fn weigh_chunks<L: Lanes, const N: usize, const C: usize>(
             *sum = l.load(out);
         }
     }
-    let rows = values.rows[(range.start - values.first) * chunks..(range.end - values.first) * chunks].chunks_exact(chunks);
+    let rows = values.rows[(range.start - values.first) * chunks..(range.end - values.first) * chunks]
+        .chunks_exact(chunks);
     for (t, row) in range.zip(rows) {
         let row = row[first..].first_chunk::<C>().expect("C chunks are left");
         for (c, value) in row.iter().enumerate() {

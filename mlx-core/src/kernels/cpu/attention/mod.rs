@@ -127,7 +127,11 @@ fn append<T: Storage>(layer: &Layer, k: &[f32], v: &[f32], spans: &mut [Span<T>]
         let at = span.position.checked_sub(span.start).expect("a span begins after its buffer's start");
         let write = |to: &mut [T], x: &[f32], d: usize| {
             let capacity = to.len() / (layer.n_kv_heads * d).max(1);
-            assert!(at + span.tokens <= capacity, "a buffer of {capacity} lacks room for {} at {at}", span.tokens);
+            assert!(
+                at + span.tokens <= capacity,
+                "a buffer of {capacity} lacks room for {} at {at}",
+                span.tokens
+            );
             for (head, to) in to.chunks_exact_mut(capacity * d).enumerate() {
                 for (t, to) in to[at * d..(at + span.tokens) * d].chunks_exact_mut(d).enumerate() {
                     let x = &x[((first + t) * layer.n_kv_heads + head) * d..][..d];

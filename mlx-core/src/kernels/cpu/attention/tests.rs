@@ -70,7 +70,8 @@ impl Case {
             T::widen(&[T::narrow(*x)], &mut wide);
             f64::from(wide[0])
         };
-        let (k, v): (Vec<f64>, Vec<f64>) = (self.k.iter().map(stored).collect(), self.v.iter().map(stored).collect());
+        let (k, v): (Vec<f64>, Vec<f64>) =
+            (self.k.iter().map(stored).collect(), self.v.iter().map(stored).collect());
         let mut out = vec![];
         for t in 0..self.tokens {
             for h in 0..l.n_heads {
