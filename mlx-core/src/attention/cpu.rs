@@ -10,7 +10,7 @@ use super::{AttentionSpec, DynamicNtk, KvBuffer, Rope, Row};
 use crate::kernels::cpu::attention::{self as kernel, Layer, Norm, Span, Storage, Turn};
 use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::rope::Table;
-use crate::{Array, Dtype, Element, Output, View, ViewMut, custom};
+use crate::{Array, Element, Output, View, ViewMut, custom};
 
 pub(super) fn attend(
     q: &Array,

@@ -2,6 +2,7 @@
 
 use super::super::composed;
 use super::*;
+use crate::Dtype;
 use crate::projection::RmsNorm;
 
 fn wave(shape: &[i32], seed: f32) -> Array {
