@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::storage::Storage;
+use super::storage::{Storage, Stored};
 use crate::kernels::cpu::lanes::{Kernel, Lanes, exp2};
 
 /// Positions to a block; blocks start at absolute multiples.
@@ -17,11 +17,11 @@ const GROUP: usize = 64;
 
 /// One kv head's part of a buffer.
 #[derive(Clone, Copy)]
-pub struct Head<'a, T> {
+pub struct Head<'a> {
     /// `[capacity, D]`
-    pub k: &'a [T],
+    pub k: Stored<'a>,
     /// `[capacity, Dv]`
-    pub v: &'a [T],
+    pub v: Stored<'a>,
     /// Absolute position of index 0.
     pub start: usize,
 }
@@ -148,8 +148,8 @@ impl Default for Scratch {
 }
 
 /// Adds block after block of `blocks` to the queries' partial results, each query over what it sees.
-pub struct Blocks<'a, T> {
-    pub head: Head<'a, T>,
+pub struct Blocks<'a> {
+    pub head: Head<'a>,
     pub v_dim: usize,
     pub scores: Scores,
     pub queries: &'a Queries,
@@ -164,7 +164,7 @@ pub fn widest(wide: bool) -> usize {
     if wide { 8 } else { 4 }
 }
 
-impl<T: Storage> Kernel for Blocks<'_, T> {
+impl Kernel for Blocks<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let Self { head, v_dim, scores, queries: q, blocks, partials, merged } = self;
@@ -178,8 +178,13 @@ impl<T: Storage> Kernel for Blocks<'_, T> {
             };
             let used = q.seen.iter().map(local).filter(|r| !r.is_empty());
             let Some(used) = used.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
-            pack_keys(l, head, at, used.clone(), q.dim, &mut s.keys);
-            let values = Values::new(head, at, used.clone(), v_dim, &mut s.values);
+            let place = Place { at, used: used.clone(), start: head.start };
+            match head.k {
+                Stored::F32(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
+                Stored::Bf16(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
+                Stored::F16(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
+            }
+            let values = Values::new(head.v, &place, v_dim, &mut s.values);
 
             let mut packed = &q.packed[..];
             for (first, n) in tiles(q.n, widest(L::WIDE)) {
@@ -208,26 +213,31 @@ impl<T: Storage> Kernel for Blocks<'_, T> {
     }
 }
 
+/// Where a block lies.
+struct Place {
+    at: usize,
+    /// Its positions that some query sees, counted from `at`.
+    used: Range<usize>,
+    /// Absolute position of the buffer's index 0.
+    start: usize,
+}
+
 /// Turns the used positions' keys into `[group][D][4][16]`.
 #[inline(always)]
-fn pack_keys<L: Lanes, T: Storage>(
-    l: L,
-    head: Head<T>,
-    at: usize,
-    used: Range<usize>,
-    dim: usize,
-    keys: &mut [[[f32; 16]; 4]],
-) {
+fn pack_keys<L: Lanes, T: Storage>(l: L, k: &[T], place: &Place, dim: usize, keys: &mut [[[f32; 16]; 4]]) {
+    let Place { at, used, start } = place;
     for tile in used.start / 16..used.end.div_ceil(16) {
         let (group, w) = (&mut keys[tile / 4 * dim..][..dim], tile % 4);
         let lanes = (16 * tile).max(used.start)..(16 * tile + 16).min(used.end);
-        let row = |t: usize| &head.k[(at + t - head.start) * dim..][..dim];
+        let row = |t: usize| &k[(at + t - start) * dim..][..dim];
         for d in (0..dim / 16 * 16).step_by(16) {
             let mut rows = [l.splat(0.0); 16];
-            for t in lanes.clone() {
-                let mut wide = [0f32; 16];
-                T::widen(&row(t)[d..d + 16], &mut wide);
-                rows[t % 16] = l.load(&wide);
+            for (i, lane) in rows.iter_mut().enumerate() {
+                if lanes.contains(&(16 * tile + i)) {
+                    let mut wide = [0f32; 16];
+                    T::widen(&row(16 * tile + i)[d..d + 16], &mut wide);
+                    *lane = l.load(&wide);
+                }
             }
             for (v, to) in l.transpose(rows).into_iter().zip(&mut group[d..d + 16]) {
                 l.store(v, &mut to[w]);
@@ -254,23 +264,26 @@ struct Values<'a> {
 impl<'a> Values<'a> {
     /// Takes the buffer's own rows if they are whole vectors of floats, else widens them into `space`.
     #[inline(always)]
-    fn new<T: Storage>(
-        head: Head<'a, T>,
-        at: usize,
-        used: Range<usize>,
-        dim: usize,
-        space: &'a mut [[f32; 16]],
-    ) -> Self {
-        let chunks = dim.div_ceil(16);
-        let first = used.start;
-        let rows = &head.v[(at + first - head.start) * dim..][..used.len() * dim];
-        if let (Some(rows), true) = (T::floats(rows), dim % 16 == 0) {
-            return Self { rows: rows.as_chunks().0, first, chunks };
-        }
-        for (row, to) in rows.chunks_exact(dim).zip(space.chunks_exact_mut(chunks)) {
-            T::widen(row, &mut to.as_flattened_mut()[..dim]);
+    fn new(v: Stored<'a>, place: &Place, dim: usize, space: &'a mut [[f32; 16]]) -> Self {
+        let (chunks, first) = (dim.div_ceil(16), place.used.start);
+        let from = (place.at + first - place.start) * dim;
+        let range = from..from + place.used.len() * dim;
+        match v {
+            Stored::F32(v) if dim.is_multiple_of(16) => {
+                return Self { rows: v[range].as_chunks().0, first, chunks };
+            }
+            Stored::F32(v) => widen_rows(&v[range], dim, space),
+            Stored::Bf16(v) => widen_rows(&v[range], dim, space),
+            Stored::F16(v) => widen_rows(&v[range], dim, space),
         }
         Self { rows: space, first, chunks }
+    }
+}
+
+#[inline(always)]
+fn widen_rows<T: Storage>(rows: &[T], dim: usize, to: &mut [[f32; 16]]) {
+    for (row, to) in rows.chunks_exact(dim).zip(to.chunks_exact_mut(dim.div_ceil(16))) {
+        T::widen(row, &mut to.as_flattened_mut()[..dim]);
     }
 }
 
@@ -378,7 +391,7 @@ fn soften<L: Lanes>(l: L, dots: &mut [f32; BLOCK], seen: Range<usize>, scores: S
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
     let (a, z) = (x.abs(), x * x);
-    let series = [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_82];
+    let series = [-5.704_989e-3, 2.063_908_9e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_8];
     let near = (series.iter().fold(0f32, |p, c| p.mul_add(z, *c)) * z).mul_add(x, x);
     let far = 1.0 - 2.0 * (1.0 / (1.0 + exp2(a.min(60.0) * (2.0 * std::f32::consts::LOG2_E))));
     // `min` drops a NaN, `near` keeps it.
@@ -413,12 +426,12 @@ fn weigh_all<L: Lanes>(
     let to = (0..n).map(&seen).map(|r| r.end).min().unwrap_or(0).max(from);
     for (j, out) in out.chunks_exact_mut(chunks).enumerate() {
         let seen = seen(j);
-        weigh_tile(l, &weights[j..=j], seen.start..seen.end.min(from), values, out);
+        weigh::<L, 1, 4>(l, &weights[j..=j], seen.start..seen.end.min(from), values, out);
     }
     weigh_tile(l, weights, from..to, values, out);
     for (j, out) in out.chunks_exact_mut(chunks).enumerate() {
         let seen = seen(j);
-        weigh_tile(l, &weights[j..=j], seen.start.max(to)..seen.end, values, out);
+        weigh::<L, 1, 4>(l, &weights[j..=j], seen.start.max(to)..seen.end, values, out);
     }
 }
 
@@ -430,9 +443,6 @@ fn weigh_tile<L: Lanes>(
     values: &Values,
     out: &mut [[f32; 16]],
 ) {
-    if range.is_empty() {
-        return;
-    }
     match (weights.len(), L::WIDE) {
         (8, _) => weigh::<L, 8, 2>(l, weights, range, values, out),
         (4, true) => weigh::<L, 4, 4>(l, weights, range, values, out),
@@ -454,6 +464,9 @@ fn weigh<L: Lanes, const N: usize, const C: usize>(
     values: &Values,
     out: &mut [[f32; 16]],
 ) {
+    if range.is_empty() {
+        return;
+    }
     let whole = values.chunks / C * C;
     for c in (0..whole).step_by(C) {
         weigh_chunks::<L, N, C>(l, weights, range.clone(), values, c, out);

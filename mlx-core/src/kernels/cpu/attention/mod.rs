@@ -159,9 +159,9 @@ impl<'a, T: Storage> Buffers<'a, T> {
         Self { tokens: span.tokens, position: span.position, start: span.start, k: span.k, v: span.v }
     }
 
-    fn head(&self, layer: &Layer, head: usize) -> Head<'_, T> {
+    fn head(&self, layer: &Layer, head: usize) -> Head<'_> {
         let part = |x: &'a [T]| &x[x.len() / layer.n_kv_heads * head..][..x.len() / layer.n_kv_heads];
-        Head { k: part(self.k), v: part(self.v), start: self.start }
+        Head { k: T::stored(part(self.k)), v: T::stored(part(self.v)), start: self.start }
     }
 }
 

@@ -6,8 +6,15 @@ pub trait Storage: Copy + Default + Send + Sync + 'static {
     fn narrow(x: f32) -> Self;
     /// Slices of one length.
     fn widen(from: &[Self], to: &mut [f32]);
-    /// The slice itself, if it holds floats.
-    fn floats(from: &[Self]) -> Option<&[f32]>;
+    fn stored(from: &[Self]) -> Stored<'_>;
+}
+
+/// A slice that knows its type.
+#[derive(Clone, Copy)]
+pub enum Stored<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
 }
 
 impl Storage for f32 {
@@ -19,9 +26,8 @@ impl Storage for f32 {
     fn widen(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
-    #[inline(always)]
-    fn floats(from: &[Self]) -> Option<&[f32]> {
-        Some(from)
+    fn stored(from: &[Self]) -> Stored<'_> {
+        Stored::F32(from)
     }
 }
 
@@ -36,9 +42,8 @@ impl Storage for bf16 {
             *to = f32::from_bits(u32::from(from.to_bits()) << 16);
         }
     }
-    #[inline(always)]
-    fn floats(_: &[Self]) -> Option<&[f32]> {
-        None
+    fn stored(from: &[Self]) -> Stored<'_> {
+        Stored::Bf16(from)
     }
 }
 
@@ -58,9 +63,8 @@ impl Storage for f16 {
             *to = f32::from_bits(x.to_bits() | (bits & 0x8000) << 16);
         }
     }
-    #[inline(always)]
-    fn floats(_: &[Self]) -> Option<&[f32]> {
-        None
+    fn stored(from: &[Self]) -> Stored<'_> {
+        Stored::F16(from)
     }
 }
 
