@@ -89,7 +89,10 @@ pub(crate) fn project(
 pub(crate) fn glu(x: &Array, norm: Option<&RmsNorm>, gate: &Factor<'_>, up: &Factor<'_>, act: Act) -> Array {
     let k = x.dim(-1) as usize;
     let (m, hidden) = (x.size() / k.max(1), gate.weight.n());
-    assert!(gate.weight.k() == k && up.weight.k() == k && up.weight.n() == hidden, "a gated unit was given {x:?}");
+    assert!(
+        gate.weight.k() == k && up.weight.k() == k && up.weight.n() == hidden,
+        "a gated unit was given {x:?}"
+    );
     let mut inputs = Inputs { arrays: vec![x] };
     let norm_at = inputs.add(norm.map(|n| &n.weight));
     let (gate_bias, up_bias) = (inputs.add(gate.bias), inputs.add(up.bias));
@@ -103,7 +106,15 @@ pub(crate) fn glu(x: &Array, norm: Option<&RmsNorm>, gate: &Factor<'_>, up: &Fac
             gate.resize(m * hidden, 0.0);
             up.resize(m * hidden, 0.0);
             let norm = norm_at.map(|i| (ins[i].as_slice::<f32>(), eps));
-            multiply(acts, width, ins[0].as_slice(), (m, k), norm, &weights, &mut [&mut gate[..], &mut up[..]]);
+            multiply(
+                acts,
+                width,
+                ins[0].as_slice(),
+                (m, k),
+                norm,
+                &weights,
+                &mut [&mut gate[..], &mut up[..]],
+            );
             finish(gate, gate_bias.map(|i| &ins[i]), None, m);
             finish(up, up_bias.map(|i| &ins[i]), None, m);
             let out = outs[0].as_mut_slice::<f32>();

@@ -281,7 +281,8 @@ pub(super) fn unpack_codes(spec: QuantSpec, block: &[u8], row: usize, out: &mut 
             for (present, width) in [(four, 4), (two, 2), (one, 1)] {
                 if present {
                     let per_word = 8 / width;
-                    let part = word(at + v / per_word) >> (8 * byte + v % per_word * width) & ((1 << width) - 1);
+                    let part =
+                        word(at + v / per_word) >> (8 * byte + v % per_word * width) & ((1 << width) - 1);
                     code |= part << shift;
                     at += (chunk / 4).div_ceil(per_word);
                     shift += width;
@@ -298,7 +299,14 @@ pub(super) fn unpack_codes(spec: QuantSpec, block: &[u8], row: usize, out: &mut 
 /// `2 · value + 12` of an e2m1 code, so that FP4 is affine: `scale / 2 · code - 6 · scale`.
 pub(super) const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-fn put_scales(kind: ScaleKind, out: &mut [u8], row: usize, scales: &Scales<'_>, biases: &Option<Scales<'_>>, at: usize) {
+fn put_scales(
+    kind: ScaleKind,
+    out: &mut [u8],
+    row: usize,
+    scales: &Scales<'_>,
+    biases: &Option<Scales<'_>>,
+    at: usize,
+) {
     let bias = biases.as_ref().map_or(0.0, |b| b.get(at));
     let scale = scales.get(at);
     match kind {

@@ -221,9 +221,13 @@ mod tests {
     #[test]
     fn nested_and_concurrent_calls_finish() {
         let n = AtomicUsize::new(0);
-        let job = || run(4, |_| run(3, |_| {
-            n.fetch_add(1, Ordering::Relaxed);
-        }));
+        let job = || {
+            run(4, |_| {
+                run(3, |_| {
+                    n.fetch_add(1, Ordering::Relaxed);
+                })
+            })
+        };
         thread::scope(|s| (0..3).for_each(|_| drop(s.spawn(job))));
         assert_eq!(n.load(Ordering::Relaxed), 36);
     }

@@ -16,7 +16,12 @@ pub(super) unsafe fn tile(t: &Tile<'_>) {
 /// A chunk's codes of half a panel, as vectors of 8 rows by 4 inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<const BITS: usize, const FP4: bool>(p: *const u8, half: usize, vectors: usize, w: &mut [__m256i; 8]) {
+unsafe fn unpack<const BITS: usize, const FP4: bool>(
+    p: *const u8,
+    half: usize,
+    vectors: usize,
+    w: &mut [__m256i; 8],
+) {
     // SAFETY: the chunk has `BITS · vectors / 8` words of 16 rows.
     let word = |j: usize| unsafe { _mm256_loadu_si256(p.add(j * 64 + half * 32).cast()) };
     if BITS == 8 {
@@ -131,7 +136,13 @@ unsafe fn dots<const R: usize, const GROUP: usize, const PLANES: usize, const SH
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn kernel<const R: usize, const BITS: usize, const GROUP: usize, const PLANES: usize, const SCALE: u8>(
+unsafe fn kernel<
+    const R: usize,
+    const BITS: usize,
+    const GROUP: usize,
+    const PLANES: usize,
+    const SCALE: u8,
+>(
     t: &Tile<'_>,
 ) {
     let chunk = chunk(GROUP);

@@ -106,7 +106,13 @@ unsafe fn scales<const SCALE: u8>(p: *const u8) -> (__m512, __m512) {
 
 /// 16 columns by R rows, all of K.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn kernel<const R: usize, const BITS: usize, const GROUP: usize, const PLANES: usize, const SCALE: u8>(
+unsafe fn kernel<
+    const R: usize,
+    const BITS: usize,
+    const GROUP: usize,
+    const PLANES: usize,
+    const SCALE: u8,
+>(
     t: &Tile<'_>,
 ) {
     let chunk = chunk(GROUP);

@@ -10,7 +10,8 @@ use crate::quant::{QuantMode, QuantSpec};
 
 fn specs() -> Vec<QuantSpec> {
     let affine = |(bits, group_size)| QuantSpec { group_size, bits, mode: QuantMode::Affine };
-    let mut specs: Vec<_> = [2, 3, 4, 5, 6, 8].into_iter().flat_map(|b| [(b, 32), (b, 64), (b, 128)]).map(affine).collect();
+    let mut specs: Vec<_> =
+        [2, 3, 4, 5, 6, 8].into_iter().flat_map(|b| [(b, 32), (b, 64), (b, 128)]).map(affine).collect();
     specs.extend([QuantMode::Mxfp4.defaults(), QuantMode::Nvfp4.defaults()]);
     specs
 }
@@ -112,7 +113,8 @@ fn narrow_scales_give_what_they_hold() {
     let brain = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
     let (s16, b16, s_brain, b_brain) = (half(&q.scales), half(&q.biases), brain(&q.scales), brain(&q.biases));
     let f16s = QMatrix::pack(spec, (n, k), &q.words, Scales::F16(&s16), Some(Scales::F16(&b16))).unwrap();
-    let bf16s = QMatrix::pack(spec, (n, k), &q.words, Scales::Bf16(&s_brain), Some(Scales::Bf16(&b_brain))).unwrap();
+    let bf16s =
+        QMatrix::pack(spec, (n, k), &q.words, Scales::Bf16(&s_brain), Some(Scales::Bf16(&b_brain))).unwrap();
     for isa in Isa::all() {
         assert!(same_bits(&run(isa, Width::A24, &f16s, &x), &want), "f16 {isa:?}");
         assert!(same_bits(&run(isa, Width::A24, &bf16s, &x), &want), "bf16 {isa:?}");
