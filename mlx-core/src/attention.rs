@@ -1,13 +1,16 @@
 //! Attention of packed rows over their key/value buffers: normalise, rotate, append and attend, as one
 //! operation, so that how a device does it never shows in a model.
 //!
-//! Rows are sequences: each has its own buffer and its own position. On a GPU a row composes MLX ops.
+//! Rows are sequences: each has its own buffer and its own position. On the CPU all rows are one op of ours; on a
+//! GPU a row composes MLX ops.
 
 use std::sync::Arc;
 
 use crate::fast::{self, Mask, Offset};
 use crate::projection::RmsNorm;
-use crate::{Array, Dtype};
+use crate::{Array, Device, Dtype};
+
+mod cpu;
 
 /// Keys `[Hkv, capacity, D]` and values `[Hkv, capacity, Dv]` of one layer of one sequence. Index 0 holds
 /// absolute position `start`; what lies past the sequence's length is not defined.
@@ -59,7 +62,7 @@ pub struct Rope {
 }
 
 /// Past `max_position` the base grows with the token's own position.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DynamicNtk {
     pub theta: f64,
     pub factor: f64,
@@ -79,11 +82,19 @@ impl Rope {
 
     /// The periods at `position`, where they differ from [`Self::periods`].
     pub fn dynamic_periods(&self, position: usize) -> Option<Vec<f32>> {
-        let d = self.dynamic.filter(|d| d.max_position <= position)?;
-        let dims = f64::from(self.dims());
-        let length = (position + 1) as f64 / d.max_position as f64;
-        let base = d.theta * (d.factor * length - (d.factor - 1.0)).powf(dims / (dims - 2.0));
-        Some((0..self.periods.len()).map(|i| base.powf(2.0 * i as f64 / dims) as f32).collect())
+        self.dynamic?.periods(self.periods.len(), position)
+    }
+}
+
+impl DynamicNtk {
+    fn periods(&self, pairs: usize, position: usize) -> Option<Vec<f32>> {
+        if position < self.max_position {
+            return None;
+        }
+        let dims = 2.0 * pairs as f64;
+        let length = (position + 1) as f64 / self.max_position as f64;
+        let base = self.theta * (self.factor * length - (self.factor - 1.0)).powf(dims / (dims - 2.0));
+        Some((0..pairs).map(|i| base.powf(2.0 * i as f64 / dims) as f32).collect())
     }
 }
 
@@ -99,7 +110,10 @@ pub fn attend(
     rows: Vec<Row>,
     spec: &AttentionSpec,
 ) -> (Array, Vec<KvBuffer>) {
-    composed(q, k, v, rows, spec)
+    match Device::default_device() {
+        Device::Cpu => cpu::attend(q, k, v, rows, spec),
+        Device::Gpu => composed(q, k, v, rows, spec),
+    }
 }
 
 fn composed(q: &Array, k: &Array, v: &Array, rows: Vec<Row>, s: &AttentionSpec) -> (Array, Vec<KvBuffer>) {
@@ -156,7 +170,8 @@ fn composed_row(
                 (None, 1) => Mask::None,
                 (None, _) => Mask::Causal,
             };
-            fast::sdpa(&q, &keys, &values, s.scale, mask, s.sinks.as_ref())
+            let sinks = s.sinks.as_ref().map(|x| x.astype(q.dtype()));
+            fast::sdpa(&q, &keys, &values, s.scale, mask, sinks.as_ref())
         }
         Some(cap) => capped(&q, &keys, &values, mask.unwrap_or_else(|| causal(t, at - first)), cap, s),
     };

@@ -2,12 +2,15 @@
 //! many rows share the call, on how work is split over threads, or on the instruction set.
 
 pub mod acts;
+pub mod attention;
 mod buffer;
 pub mod isa;
+mod lanes;
 pub mod pack;
 pub mod pointwise;
 pub mod pool;
 pub mod qmm;
+pub mod rope;
 
 #[cfg(test)]
 mod reference;
