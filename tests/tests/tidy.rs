@@ -13,8 +13,8 @@ fn root() -> PathBuf {
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap_or_else(|err| panic!("{}: {err}", folder.display())) {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let path = entry.expect("a folder can be listed").path();
+        let name = path.file_name().expect("an entry has a name").to_string_lossy().into_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             sources(&path, found);
         } else if name.ends_with(".rs") && name != "bindings.rs" {
@@ -27,7 +27,10 @@ fn all() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     sources(&root(), &mut found);
     assert!(40 < found.len(), "only {} sources were found", found.len());
-    found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    found
+        .into_iter()
+        .map(|path| (path.clone(), fs::read_to_string(path).expect("a source is text")))
+        .collect()
 }
 
 #[test]
