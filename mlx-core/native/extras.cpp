@@ -1,5 +1,6 @@
 #include "extras.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -7,12 +8,14 @@
 #include <vector>
 
 #include "mlx/allocator.h"
+#include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/c/error.h"
 #include "mlx/c/private/array.h"
 #include "mlx/c/private/enums.h"
 #include "mlx/c/private/stream.h"
 #include "mlx/c/private/vector.h"
+#include "mlx/device.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -107,7 +110,8 @@ class RustOp : public mx::Primitive {
                       context = context_,
                       ins = std::move(ins),
                       outs = std::move(outs),
-                      copies = std::move(copies)]() mutable {
+                      copies = std::move(copies),
+                      from_input = from_input_]() mutable {
       std::vector<std::unique_ptr<char[]>> temporaries;
       std::vector<forerun_view> in_views, out_views;
       for (auto& in : ins) {
@@ -126,7 +130,23 @@ class RustOp : public mx::Primitive {
         }
         out_views.push_back(outs[i].view());
       }
-      run(context.get(), in_views.data(), in_views.size(), out_views.data(), out_views.size());
+      // A kernel must not see one buffer both as an input and as a result.
+      for (int from : from_input) {
+        if (from >= 0) {
+          in_views[from].data = nullptr;
+        }
+      }
+      char* failure =
+          run(context.get(), in_views.data(), in_views.size(), out_views.data(), out_views.size());
+      if (failure) {
+        std::string message(failure);
+        std::free(failure);
+        // Whoever reads the results in spite of the error must not see memory that was somebody else's.
+        for (auto& out : outs) {
+          std::memset(out.data, 0, out.nbytes);
+        }
+        throw std::runtime_error(message);
+      }
     });
   }
 
@@ -149,6 +169,9 @@ class RustOp : public mx::Primitive {
   forerun_run run_;
   std::shared_ptr<void> context_;
 };
+
+/// The CPU allocator finds a buffer's data behind a header of this size.
+constexpr size_t HEADER = sizeof(size_t);
 
 std::optional<mx::array> optional(const mlx_array a) {
   return a.ctx ? std::make_optional(mlx_array_get_(a)) : std::nullopt;
@@ -187,6 +210,34 @@ extern "C" int forerun_custom_op(
   } catch (std::exception& e) {
     mlx_error(e.what());
     return 1;
+  }
+}
+
+extern "C" mlx_array forerun_array_over(
+    void* data,
+    const int* shape,
+    size_t ndim,
+    mlx_dtype dtype,
+    void* payload,
+    void (*release)(void*)) {
+  try {
+    mx::Shape dims(shape, shape + ndim);
+    auto type = mlx_dtype_to_cpp(dtype);
+    // Without a GPU, `make_buffer` has no form for foreign memory and MLX would copy it. A buffer of ours that
+    // starts a header earlier has its data in the right place, and its deleter keeps the allocator off it.
+    if (!mx::is_available(mx::Device::gpu)) {
+      mx::allocator::Buffer buffer(static_cast<char*>(data) - HEADER);
+      if (buffer.raw_ptr() == data) {
+        auto deleter = [=](mx::allocator::Buffer) { release(payload); };
+        return mlx_array_new_(mx::array(mx::allocator::Data(buffer, deleter), std::move(dims), type));
+      }
+    }
+    auto deleter = [=](void*) { release(payload); };
+    return mlx_array_new_(mx::array(data, std::move(dims), type, deleter));
+  } catch (std::exception& e) {
+    release(payload);
+    mlx_error(e.what());
+    return mlx_array_new_();
   }
 }
 

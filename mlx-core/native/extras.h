@@ -29,8 +29,9 @@ typedef struct forerun_output_ {
   int from_input;
 } forerun_output;
 
-// Computes outputs from inputs. Runs on the stream's thread; must not throw or unwind.
-typedef void (*forerun_run)(
+// Computes outputs from inputs. Runs on the stream's thread and must not throw or unwind. Returns null, or why
+// it failed: a string of `malloc`, which the caller frees.
+typedef char* (*forerun_run)(
     void* context,
     const forerun_view* inputs,
     size_t num_inputs,
@@ -48,6 +49,15 @@ int forerun_custom_op(
     void* context,
     void (*drop)(void*),
     const mlx_stream stream);
+
+// An array over foreign memory, which `release` is told to let go. Eight bytes before `data` must be readable.
+mlx_array forerun_array_over(
+    void* data,
+    const int* shape,
+    size_t ndim,
+    mlx_dtype dtype,
+    void* payload,
+    void (*release)(void*));
 
 int forerun_gated_delta_update(
     mlx_vector_array* results,

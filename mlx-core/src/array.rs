@@ -13,7 +13,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use crate::error::{Error, Result, check, install};
-use crate::{custom, stream};
+use crate::stream;
 
 /// A tensor. Cloning is O(1) and shares the buffer. Shapes are `i32`, as in MLX.
 ///
@@ -104,12 +104,20 @@ impl fmt::Display for Dtype {
 }
 
 /// A Rust type that an array's elements can be read and written as.
-pub trait Element: Copy + Default + Send + Sync + 'static {
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     const DTYPE: Dtype;
 }
 
+/// Reading casts a buffer to the type, so only this crate may say which type fits which.
+mod sealed {
+    pub trait Sealed {}
+}
+
 macro_rules! elements {
-    ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: Dtype = Dtype::$d; })* };
+    ($($t:ty => $d:ident),*) => { $(
+        impl sealed::Sealed for $t {}
+        impl Element for $t { const DTYPE: Dtype = Dtype::$d; }
+    )* };
 }
 elements!(
     bool => Bool, u8 => Uint8, u16 => Uint16, u32 => Uint32, u64 => Uint64, i8 => Int8, i16 => Int16,
@@ -135,6 +143,11 @@ impl Array {
     #[track_caller]
     pub fn from_bytes(data: &[u8], shape: &[i32], dtype: Dtype) -> Self {
         assert_eq!(data.len(), count(shape) * dtype.size(), "{} bytes for {dtype} {shape:?}", data.len());
+        if dtype == Dtype::Bool {
+            // Any other value of a byte would be undefined behaviour once it is read as `bool`.
+            let bools: Vec<bool> = data.iter().map(|&b| b != 0).collect();
+            return Self::from_slice(&bools, shape);
+        }
         // SAFETY: as above; mlx-c copies bytes, so alignment does not matter.
         unsafe { Self::copied(data.as_ptr().cast(), shape, dtype) }
     }
@@ -149,7 +162,8 @@ impl Array {
         Self::from_raw(raw)
     }
 
-    /// Uses memory that `owner` keeps alive, without a copy where it is aligned for `dtype`.
+    /// Uses memory that `owner` keeps alive, without a copy unless it is not aligned for `dtype`, starts less
+    /// than 8 bytes into the owner's, or holds booleans.
     ///
     /// # Panics
     /// If the shape does not need exactly as many bytes.
@@ -164,37 +178,54 @@ impl Array {
     where
         O: Any + Send + Sync,
     {
+        let header = range.start;
         let data = &bytes(&owner)[range];
-        if !data.as_ptr().cast::<u8>().addr().is_multiple_of(dtype.size()) || data.is_empty() {
+        let aligned = data.as_ptr().addr().is_multiple_of(dtype.size());
+        if !aligned || data.is_empty() || header < 8 || dtype == Dtype::Bool {
             return Self::from_bytes(data, shape, dtype);
         }
         assert_eq!(data.len(), count(shape) * dtype.size(), "{} bytes for {dtype} {shape:?}", data.len());
         install();
-        extern "C" fn release<O>(owner: *mut c_void) {
+        unsafe extern "C" fn release<O>(owner: *mut c_void) {
             // SAFETY: the pointer came from `Arc::into_raw` of the same type, once.
             drop(unsafe { Arc::from_raw(owner.cast_const().cast::<O>()) });
         }
-        let pointer = data.as_ptr().cast_mut().cast();
+        let (pointer, data_len) = (data.as_ptr().cast_mut().cast(), data.len());
         let payload = Arc::into_raw(owner).cast_mut().cast();
-        // SAFETY: the bytes live until `release` runs. MLX may only write into a buffer that it owns alone
-        // and that it allocated; arrays over foreign memory are never donated to ops in our kernels, and
-        // MLX's own ops donate by reference count, so weights are held by their model while in use.
+        // SAFETY: the bytes live until `release` runs, once, and 8 bytes before them are the owner's too. MLX
+        // takes over for an op's result only buffers that its allocator made, so these are never written.
         let raw = unsafe {
-            mlx_sys::mlx_array_new_data_managed_payload(
-                pointer,
-                shape.as_ptr(),
-                shape.len() as c_int,
-                dtype.raw(),
-                payload,
-                Some(release::<O>),
-            )
+            let (shape, ndim) = (shape.as_ptr(), shape.len());
+            forerun_array_over(pointer, shape, ndim, dtype.raw(), payload, release::<O>)
         };
+        assert!(!raw.ctx.is_null(), "MLX holds {} more bytes", data_len);
         Self::from_raw(raw)
     }
 
     /// A float32 scalar.
     pub fn scalar(value: f32) -> Self {
         Self::from_slice(&[value], &[])
+    }
+
+    /// A scalar of this array's type, so that arithmetic with it keeps the type.
+    ///
+    /// # Panics
+    /// If the type cannot hold the value, as integers cannot hold fractions.
+    #[track_caller]
+    pub(crate) fn constant(&self, value: f32) -> Self {
+        match self.dtype() {
+            Dtype::Float32 => Self::scalar(value),
+            Dtype::Bfloat16 => Self::from_slice(&[bf16::from_f32(value)], &[]),
+            Dtype::Float16 => Self::from_slice(&[f16::from_f32(value)], &[]),
+            Dtype::Float64 => Self::from_slice(&[f64::from(value)], &[]),
+            dtype => {
+                assert!(
+                    value.fract() == 0.0 && dtype != Dtype::Bool,
+                    "{value} is not of the type of {self:?}"
+                );
+                Self::scalar(value).astype(dtype)
+            }
+        }
     }
 
     pub(crate) fn from_raw(raw: mlx_sys::mlx_array) -> Self {
@@ -245,8 +276,7 @@ impl Array {
     /// Computes the array, and waits.
     pub fn eval(&self) -> Result<()> {
         // SAFETY: see `ndim`.
-        check(unsafe { mlx_sys::mlx_array_eval(self.raw) })?;
-        custom::check_failures()
+        check(unsafe { mlx_sys::mlx_array_eval(self.raw) })
     }
 
     /// Computes and copies all elements in row-major order. The type must be the array's own.
@@ -279,6 +309,15 @@ impl Array {
         Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(self.data().cast::<T>(), self.size()) }))
     }
 
+    /// The bytes of a computed row-major array.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self.nbytes() {
+            0 => &[],
+            // SAFETY: as in `host`; any initialised memory can be read as bytes.
+            n => unsafe { std::slice::from_raw_parts(self.data().cast(), n) },
+        }
+    }
+
     /// Whether a computed array's elements lie one after the other.
     fn is_row_major(&self) -> bool {
         let shape = self.shape();
@@ -308,15 +347,29 @@ impl Array {
     }
 }
 
+unsafe extern "C" {
+    fn forerun_array_over(
+        data: *mut c_void,
+        shape: *const c_int,
+        ndim: usize,
+        dtype: mlx_sys::mlx_dtype,
+        payload: *mut c_void,
+        release: unsafe extern "C" fn(*mut c_void),
+    ) -> mlx_sys::mlx_array;
+}
+
 /// Computes several arrays together, and waits.
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let vector = Vector::new(arrays);
     // SAFETY: the vector is alive for the call.
-    check(unsafe { mlx_sys::mlx_eval(vector.raw) })?;
-    custom::check_failures()
+    check(unsafe { mlx_sys::mlx_eval(vector.raw) })
 }
 
 /// Starts to compute several arrays and returns at once.
+///
+/// # Errors
+/// MLX tells the failure of an op once, at the next launch or wait on its stream: an error here may be that of
+/// an earlier launch, so whatever is in flight on the stream has failed with it.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let vector = Vector::new(arrays);
     // SAFETY: the vector is alive for the call.

@@ -1,6 +1,9 @@
 //! Fusing a function of arrays: MLX traces it once per input shapes and types.
 
+use std::any::Any;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::array::{Array, Vector};
 use crate::error::{check, install};
@@ -29,12 +32,17 @@ impl Compiled {
         }
     }
 
+    /// # Panics
+    /// As the function does, when it is traced.
     #[track_caller]
     pub fn call(&self, inputs: &[&Array]) -> Vec<Array> {
         let vector = Vector::new(inputs.iter().copied());
         let mut results = Vector::empty();
         // SAFETY: handles are valid for the call.
         let status = unsafe { mlx_sys::mlx_closure_apply(&mut results.raw, self.raw, vector.raw) };
+        if let Some(panic) = PANIC.take() {
+            resume_unwind(panic);
+        }
         if let Err(err) = check(status) {
             panic!("compiled function of {inputs:?}: {err}");
         }
@@ -49,6 +57,11 @@ impl Drop for Compiled {
     }
 }
 
+thread_local! {
+    /// A panic of the traced function on its way past C++, which cannot unwind.
+    static PANIC: Cell<Option<Box<dyn Any + Send>>> = const { Cell::new(None) };
+}
+
 unsafe extern "C" fn trace<F: Fn(&[Array]) -> Vec<Array>>(
     out: *mut mlx_sys::mlx_vector_array,
     inputs: mlx_sys::mlx_vector_array,
@@ -57,14 +70,17 @@ unsafe extern "C" fn trace<F: Fn(&[Array]) -> Vec<Array>>(
     // SAFETY: `payload` is the boxed `F`; the input vector is borrowed, so its handle must not be freed here.
     let (f, inputs) =
         unsafe { (&*payload.cast::<F>(), std::mem::ManuallyDrop::new(Vector { raw: inputs }).to_arrays()) };
-    let results = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&inputs)));
+    let results = catch_unwind(AssertUnwindSafe(|| f(&inputs)));
     match results {
         Ok(results) => {
             let vector = Vector::new(&results);
             // SAFETY: `out` is the vector that MLX reads the results from.
             unsafe { mlx_sys::mlx_vector_array_set(out, vector.raw) }
         }
-        Err(_) => 1,
+        Err(panic) => {
+            PANIC.set(Some(panic));
+            1
+        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! Ops whose body is a Rust function: lazily evaluated like any other, on the CPU stream's own thread.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 
 use crate::array::{Array, Dtype, Element, Vector};
-use crate::error::{Error, Result, check, install};
+use crate::error::{KERNEL, check, install};
 use crate::stream;
 
 /// The shape and type of a result.
@@ -13,8 +12,9 @@ use crate::stream;
 pub struct Output {
     pub shape: Vec<i32>,
     pub dtype: Dtype,
-    /// The input whose contents the result starts with. Its buffer is taken over if nobody else holds it,
-    /// which makes an update in place; otherwise it is copied.
+    /// The input of the same shape and type whose contents the result starts with. Its buffer is taken over
+    /// if nobody else holds it, which makes an update in place; otherwise it is copied. Either way the kernel
+    /// finds the contents in the result only.
     pub from_input: Option<usize>,
 }
 
@@ -53,7 +53,11 @@ impl RawView {
     #[track_caller]
     fn pointer<T: Element>(&self) -> *mut T {
         assert_eq!(self.dtype, T::DTYPE.raw(), "a view was read as {}", T::DTYPE);
-        if self.size == 0 { std::ptr::NonNull::dangling().as_ptr() } else { self.data.cast() }
+        if self.size == 0 {
+            return std::ptr::NonNull::dangling().as_ptr();
+        }
+        assert!(!self.data.is_null(), "an input was read that a result starts from: its contents are there");
+        self.data.cast()
     }
 }
 
@@ -103,12 +107,12 @@ struct RawOutput {
     from_input: c_int,
 }
 
-type RawRun = extern "C" fn(*mut c_void, *const RawView, usize, *const RawView, usize);
+type RawRun = extern "C" fn(*mut c_void, *const RawView, usize, *const RawView, usize) -> *mut c_char;
 
 unsafe extern "C" {
     fn forerun_custom_op(
         results: *mut mlx_sys::mlx_vector_array,
-        name: *const std::ffi::c_char,
+        name: *const c_char,
         inputs: mlx_sys::mlx_vector_array,
         outputs: *const RawOutput,
         num_outputs: usize,
@@ -125,16 +129,26 @@ struct Context<F> {
 }
 
 /// Builds an op that computes `outputs` from `inputs` by `run`, which is dropped with the graph. A panic in
-/// `run` becomes an error of the evaluation that needed it.
+/// `run` becomes an error of the evaluation that waits for it (see [`crate::async_eval`]); the results are then
+/// zeros.
 ///
 /// `run` sees inputs in row-major order. It must write every element of each result that does not start as an
 /// input's contents.
+///
+/// # Panics
+/// If a result starts from an input that does not exist or has another shape or type.
 #[track_caller]
 pub fn custom<F>(name: &'static str, inputs: &[&Array], outputs: &[Output], run: F) -> Vec<Array>
 where
     F: Fn(&[View], &mut [ViewMut]) + Send + Sync + 'static,
 {
     install();
+    for output in outputs {
+        let fits = output.from_input.is_none_or(|i| {
+            inputs.get(i).is_some_and(|a| a.shape() == output.shape && a.dtype() == output.dtype)
+        });
+        assert!(fits && output.shape.iter().all(|&d| 0 <= d), "{name} of {inputs:?} cannot make {output:?}");
+    }
     let raw_outputs: Vec<RawOutput> = outputs
         .iter()
         .map(|o| RawOutput {
@@ -174,7 +188,7 @@ extern "C" fn call<F: Fn(&[View], &mut [ViewMut])>(
     n_inputs: usize,
     outputs: *const RawView,
     n_outputs: usize,
-) {
+) -> *mut c_char {
     // SAFETY: the context is a `Context<F>` that MLX holds during the run; the views are two C arrays of the
     // given lengths, of a type that `View` and `ViewMut` wrap transparently, used by this run alone.
     let (context, inputs, outputs) = unsafe {
@@ -185,15 +199,16 @@ extern "C" fn call<F: Fn(&[View], &mut [ViewMut])>(
         )
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| (context.run)(inputs, outputs)));
-    if let Err(panic) = outcome {
-        let message = panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-            .unwrap_or_else(|| "panicked".to_owned());
-        let mut failure = FAILURE.lock().unwrap_or_else(|e| e.into_inner());
-        failure.get_or_insert(Error::Kernel { name: context.name, message });
-    }
+    let Err(panic) = outcome else { return std::ptr::null_mut() };
+    let message = panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "panicked".to_owned());
+    let text = format!("{KERNEL}`{}` failed: {message}", context.name).replace('\0', " ");
+    let text = CString::new(text).expect("null bytes were replaced");
+    // SAFETY: copies a null-terminated string into memory of `malloc`, which the C++ side frees.
+    unsafe { libc::strdup(text.as_ptr()) }
 }
 
 extern "C" fn release<F>(context: *mut c_void) {
@@ -213,14 +228,4 @@ unsafe fn slice<'a, T>(data: *const T, n: usize) -> &'a [T] {
 unsafe fn slice_mut<'a, T>(data: *mut T, n: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
     if n == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, n) } }
-}
-
-/// The first panic of a kernel since the last evaluation. Kernels run on MLX's stream threads, evaluation is
-/// waited for on the array thread: these two share it.
-static FAILURE: Mutex<Option<Error>> = Mutex::new(None);
-
-/// Called after every wait for results.
-pub(crate) fn check_failures() -> Result<()> {
-    let failure = FAILURE.lock().unwrap_or_else(|e| e.into_inner()).take();
-    failure.map_or(Ok(()), Err)
 }

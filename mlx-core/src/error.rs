@@ -15,13 +15,16 @@ pub enum Error {
     #[error("an array of {got} was read as {want}")]
     Dtype { want: crate::Dtype, got: crate::Dtype },
     /// A CPU kernel panicked while an array was computed.
-    #[error("kernel `{name}` failed: {message}")]
-    Kernel { name: &'static str, message: String },
+    #[error("{0}")]
+    Kernel(String),
     #[error("{path}: {message}")]
     File { path: String, message: String },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// How the message of a kernel's panic starts, which passes through MLX like any other.
+pub(crate) const KERNEL: &str = "kernel ";
 
 thread_local! {
     static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -43,8 +46,9 @@ pub(crate) fn install() {
 }
 
 pub(crate) fn check(status: c_int) -> Result<()> {
-    match status {
-        0 => Ok(()),
-        _ => Err(Error::Mlx(MESSAGE.take().unwrap_or_else(|| "unknown error".into()))),
+    if status == 0 {
+        return Ok(());
     }
+    let message = MESSAGE.take().unwrap_or_else(|| "unknown error".into());
+    Err(if message.starts_with(KERNEL) { Error::Kernel(message) } else { Error::Mlx(message) })
 }

@@ -25,7 +25,9 @@ pub enum Mask<'a> {
 #[track_caller]
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Array {
     // SAFETY: handles are valid for the call, here and below; a null handle means none.
-    build("rms_norm", &[x], |out, s| unsafe { mlx_sys::mlx_fast_rms_norm(out, x.raw(), raw(weight), eps, s) })
+    build("rms_norm", &[x, weight.unwrap_or(x)], |out, s| unsafe {
+        mlx_sys::mlx_fast_rms_norm(out, x.raw(), raw(weight), eps, s)
+    })
 }
 
 #[track_caller]

@@ -21,7 +21,7 @@ pub use array::{Array, Dtype, Element, async_eval, eval};
 pub use compile::Compiled;
 pub use custom::{Output, View, ViewMut, custom};
 pub use error::{Error, Result};
-pub use stream::{Device, synchronize};
+pub use stream::{Device, Stream, synchronize};
 
 /// Versions of MLX and mlx-c.
 pub fn versions() -> (String, &'static str) {

@@ -1,4 +1,5 @@
-//! `+ - * /` over arrays and numbers. A number takes the array's type, so bfloat16 stays bfloat16.
+//! `+ - * /` over arrays and numbers. A number takes the array's type, so bfloat16 stays bfloat16; a fraction
+//! beside integers is misuse.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -29,18 +30,30 @@ macro_rules! operators {
         impl $trait<f32> for &Array {
             type Output = Array;
             #[track_caller]
-            fn $method(self, rhs: f32) -> Array { self.$op(&Array::scalar(rhs).astype(self.dtype())) }
+            fn $method(self, rhs: f32) -> Array { self.$op(&self.constant(rhs)) }
         }
         impl $trait<f32> for Array {
             type Output = Array;
             #[track_caller]
             fn $method(self, rhs: f32) -> Array { (&self).$method(rhs) }
         }
+        impl $trait<&Array> for f32 {
+            type Output = Array;
+            #[track_caller]
+            fn $method(self, rhs: &Array) -> Array { rhs.constant(self).$op(rhs) }
+        }
     )* };
 }
 operators!(Add add plus, Sub sub minus, Mul mul times, Div div over);
 
 impl Neg for &Array {
+    type Output = Array;
+    fn neg(self) -> Array {
+        self.negative()
+    }
+}
+
+impl Neg for Array {
     type Output = Array;
     fn neg(self) -> Array {
         self.negative()

@@ -50,20 +50,25 @@ unary!(
     exp => mlx_exp, log => mlx_log, log1p => mlx_log1p, sqrt => mlx_sqrt, rsqrt => mlx_rsqrt,
     square => mlx_square, abs => mlx_abs, sin => mlx_sin, cos => mlx_cos, tanh => mlx_tanh, erf => mlx_erf,
     sigmoid => mlx_sigmoid, floor => mlx_floor, negative => mlx_negative, logical_not => mlx_logical_not,
-    isnan => mlx_isnan,
+    isnan => mlx_isnan, isinf => mlx_isinf,
 );
 binary!(
     plus => mlx_add, minus => mlx_subtract, times => mlx_multiply, over => mlx_divide,
     power => mlx_power, maximum => mlx_maximum, minimum => mlx_minimum, logaddexp => mlx_logaddexp,
     eq => mlx_equal, ne => mlx_not_equal, lt => mlx_less, le => mlx_less_equal, gt => mlx_greater,
     ge => mlx_greater_equal, logical_and => mlx_logical_and, logical_or => mlx_logical_or,
+    /// Quotient rounded down, of integers too.
+    floor_divide => mlx_floor_divide,
+    remainder => mlx_remainder, bitwise_and => mlx_bitwise_and, bitwise_or => mlx_bitwise_or,
+    bitwise_xor => mlx_bitwise_xor, left_shift => mlx_left_shift, right_shift => mlx_right_shift,
     /// Matrix product over the last two axes, broadcasting the others.
     matmul => mlx_matmul,
     outer => mlx_outer,
 );
 reductions!(
     sum => mlx_sum_axis, mean => mlx_mean_axis, max => mlx_max_axis, min => mlx_min_axis,
-    argmax => mlx_argmax_axis, argmin => mlx_argmin_axis, logsumexp => mlx_logsumexp_axis,
+    argmax => mlx_argmax_axis, argmin => mlx_argmin_axis, any => mlx_any_axis, all => mlx_all_axis,
+    prod => mlx_prod_axis, logsumexp => mlx_logsumexp_axis,
 );
 
 /// Factories.
@@ -150,22 +155,59 @@ impl Array {
         build("repeat", &[self], |out, s| unsafe { mlx_sys::mlx_repeat_axis(out, self.raw(), n, axis, s) })
     }
 
+    /// Axes `first` to `last` as one.
+    #[track_caller]
+    pub fn flatten(&self, first: i32, last: i32) -> Self {
+        // SAFETY: see `unary`.
+        build("flatten", &[self], |out, s| unsafe { mlx_sys::mlx_flatten(out, self.raw(), first, last, s) })
+    }
+
+    /// The whole, `repeats[i]` times along axis `i`.
+    #[track_caller]
+    pub fn tile(&self, repeats: &[i32]) -> Self {
+        // SAFETY: see `unary`.
+        build("tile", &[self], |out, s| unsafe {
+            mlx_sys::mlx_tile(out, self.raw(), repeats.as_ptr(), repeats.len(), s)
+        })
+    }
+
+    /// Keeps what lies on or below diagonal `k` of the last two axes, and zeros the rest.
+    #[track_caller]
+    pub fn tril(&self, k: i32) -> Self {
+        // SAFETY: see `unary`.
+        build("tril", &[self], |out, s| unsafe { mlx_sys::mlx_tril(out, self.raw(), k, s) })
+    }
+
+    /// Keeps what lies on or above diagonal `k` of the last two axes, and zeros the rest.
+    #[track_caller]
+    pub fn triu(&self, k: i32) -> Self {
+        // SAFETY: see `unary`.
+        build("triu", &[self], |out, s| unsafe { mlx_sys::mlx_triu(out, self.raw(), k, s) })
+    }
+
     /// Entries `range` of `axis` (negative axes count from the end).
     #[track_caller]
     pub fn slice(&self, axis: i32, range: Range<i32>) -> Self {
+        self.slice_step(axis, range, 1)
+    }
+
+    /// Every `step`th of the entries `range` of `axis`.
+    #[track_caller]
+    pub fn slice_step(&self, axis: i32, range: Range<i32>, step: i32) -> Self {
         let n = self.ndim();
         let axis = if axis < 0 { axis + n as i32 } else { axis } as usize;
         assert!(
-            axis < n && range.start <= range.end && range.end <= self.shape()[axis] && 0 <= range.start,
+            axis < n && n <= MAX_DIMS && 0 <= range.start && range.start <= range.end && 0 < step,
             "slice {range:?} of axis {axis} of {self:?}"
         );
-        let (mut start, mut stop) = ([0; MAX_DIMS], [0; MAX_DIMS]);
+        assert!(range.end <= self.shape()[axis], "slice {range:?} of axis {axis} of {self:?}");
+        let (mut start, mut stop, mut steps) = ([0; MAX_DIMS], [0; MAX_DIMS], ONES);
         stop[..n].copy_from_slice(self.shape());
-        (start[axis], stop[axis]) = (range.start, range.end);
+        (start[axis], stop[axis], steps[axis]) = (range.start, range.end, step);
         // SAFETY: see `unary`; the three arrays have `n` entries.
         build("slice", &[self], |out, s| unsafe {
             let raw = self.raw();
-            mlx_sys::mlx_slice(out, raw, start.as_ptr(), n, stop.as_ptr(), n, ONES.as_ptr(), n, s)
+            mlx_sys::mlx_slice(out, raw, start.as_ptr(), n, stop.as_ptr(), n, steps.as_ptr(), n, s)
         })
     }
 
@@ -180,7 +222,7 @@ impl Array {
         );
         let stop: Vec<i32> = start.iter().zip(update.shape()).map(|(a, b)| a + b).collect();
         let fits = stop.iter().zip(self.shape()).all(|(stop, dim)| stop <= dim);
-        assert!(fits, "slice_update of {self:?} by {update:?} at {start:?}");
+        assert!(fits && start.iter().all(|&s| 0 <= s), "slice_update of {self:?} by {update:?} at {start:?}");
         // SAFETY: see `unary`; the three arrays have `n` entries.
         build("slice_update", &[&self, update], |out, s| unsafe {
             let (to, by) = (self.raw(), update.raw());
@@ -208,7 +250,7 @@ impl Array {
     /// Pads `axis` with zeros.
     #[track_caller]
     pub fn pad(&self, axis: i32, before: i32, after: i32) -> Self {
-        let zero = Self::scalar(0.0).astype(self.dtype());
+        let zero = Self::zeros(&[], self.dtype());
         // SAFETY: see `unary`.
         build("pad", &[self], |out, s| unsafe {
             let mode = c"constant".as_ptr();
@@ -233,9 +275,17 @@ impl Array {
         build("astype", &[self], |out, s| unsafe { mlx_sys::mlx_astype(out, self.raw(), dtype.raw(), s) })
     }
 
-    /// The same bytes as another type.
+    /// Decodes bytes as 8-bit floats (e4m3).
+    #[track_caller]
+    pub fn from_fp8(&self, dtype: Dtype) -> Self {
+        // SAFETY: see `unary`.
+        build("from_fp8", &[self], |out, s| unsafe { mlx_sys::mlx_from_fp8(out, self.raw(), dtype.raw(), s) })
+    }
+
+    /// The same bytes as another type, which is not boolean: not every byte is one.
     #[track_caller]
     pub fn view(&self, dtype: Dtype) -> Self {
+        assert_ne!(dtype, Dtype::Bool, "view of {self:?}");
         // SAFETY: see `unary`.
         build("view", &[self], |out, s| unsafe { mlx_sys::mlx_view(out, self.raw(), dtype.raw(), s) })
     }
@@ -243,12 +293,18 @@ impl Array {
 
 /// Nonlinearities.
 impl Array {
+    /// To the nearest whole number, halves to the even one.
+    pub fn round(&self) -> Self {
+        // SAFETY: see `unary`.
+        build("round", &[self], |out, s| unsafe { mlx_sys::mlx_round(out, self.raw(), 0, s) })
+    }
+
     pub fn silu(&self) -> Self {
         self * &self.sigmoid()
     }
 
     pub fn relu(&self) -> Self {
-        self.maximum(&Self::scalar(0.0).astype(self.dtype()))
+        self.maximum(&self.constant(0.0))
     }
 
     /// Exact, by the error function.
@@ -264,12 +320,11 @@ impl Array {
     }
 
     pub fn softplus(&self) -> Self {
-        self.logaddexp(&Self::scalar(0.0).astype(self.dtype()))
+        self.logaddexp(&self.constant(0.0))
     }
 
     pub fn clip(&self, min: f32, max: f32) -> Self {
-        let bound = |x| Self::scalar(x).astype(self.dtype());
-        self.maximum(&bound(min)).minimum(&bound(max))
+        self.maximum(&self.constant(min)).minimum(&self.constant(max))
     }
 
     /// `precise` sums in float32 whatever the type.
@@ -317,6 +372,13 @@ impl Array {
         build("argpartition", &[self], |out, s| unsafe {
             mlx_sys::mlx_argpartition_axis(out, self.raw(), kth, axis, s)
         })
+    }
+
+    /// The `k` largest entries, in no order.
+    #[track_caller]
+    pub fn topk(&self, k: i32, axis: i32) -> Self {
+        // SAFETY: see `unary`.
+        build("topk", &[self], |out, s| unsafe { mlx_sys::mlx_topk_axis(out, self.raw(), k, axis, s) })
     }
 
     #[track_caller]

@@ -51,3 +51,19 @@ pub fn categorical(logits: &Array, axis: i32, key: &Array) -> Array {
         mlx_sys::mlx_random_categorical(out, logits.raw(), axis, key.raw(), s)
     })
 }
+
+/// Gumbel noise: `argmax(logits + gumbel)` draws from `softmax(logits)`.
+pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Array) -> Array {
+    // SAFETY: see `key`.
+    build("gumbel", &[key], |out, s| unsafe {
+        mlx_sys::mlx_random_gumbel(out, shape.as_ptr(), shape.len(), dtype.raw(), key.raw(), s)
+    })
+}
+
+/// Uniform uint32.
+pub fn bits(shape: &[i32], key: &Array) -> Array {
+    // SAFETY: see `key`.
+    build("bits", &[key], |out, s| unsafe {
+        mlx_sys::mlx_random_bits(out, shape.as_ptr(), shape.len(), 4, key.raw(), s)
+    })
+}

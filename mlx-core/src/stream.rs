@@ -1,6 +1,9 @@
 //! Where ops run. MLX keeps streams and their encoders per thread, so handles never leave the thread.
 
-use crate::error::{Result, check, install};
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::error::{Error, Result, check, install};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
@@ -18,7 +21,7 @@ impl Device {
 
     /// The device of the ops built on this thread: the GPU if MLX has one.
     pub fn default_device() -> Self {
-        STREAM.with(|s| s.device)
+        CHOSEN.get().map_or_else(|| STREAM.with(|s| s.device), |(_, device)| device)
     }
 
     /// Whether this MLX was built for the device and finds it.
@@ -35,12 +38,66 @@ impl Device {
     }
 }
 
+/// A queue of ops beside the thread's own. Ops of one stream run in order; MLX orders two streams only where
+/// one needs the other's results. Each has a system thread until the process ends, so make few.
+pub struct Stream {
+    raw: mlx_sys::mlx_stream,
+    device: Device,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Stream {
+    /// # Errors
+    /// If this MLX has no such device.
+    pub fn new(device: Device) -> Result<Self> {
+        if !device.is_available() {
+            return Err(Error::Mlx(format!("this build of MLX finds no {device:?}")));
+        }
+        // SAFETY: plain constructors; the device handle is freed here, the stream's by `drop`.
+        let raw = unsafe {
+            let handle = mlx_sys::mlx_device_new_type(device.raw(), 0);
+            let raw = mlx_sys::mlx_stream_new_device(handle);
+            mlx_sys::mlx_device_free(handle);
+            raw
+        };
+        Ok(Self { raw, device, not_send: PhantomData })
+    }
+
+    /// Calls `f`; the ops that it builds run on this stream, whenever they are evaluated.
+    pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Option<(mlx_sys::mlx_stream, Device)>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CHOSEN.set(self.0);
+            }
+        }
+        let _restore = Restore(CHOSEN.replace(Some((self.raw, self.device))));
+        f()
+    }
+
+    /// Waits until everything launched on this stream is done.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is alive for the whole call.
+        check(unsafe { mlx_sys::mlx_synchronize(self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: freed once; MLX keeps the stream itself, which ops not yet evaluated refer to.
+        unsafe { mlx_sys::mlx_stream_free(self.raw) };
+    }
+}
+
 struct ThreadStream {
     raw: mlx_sys::mlx_stream,
     device: Device,
 }
 
 thread_local! {
+    /// What [`Stream::run`] chose, for as long as it runs.
+    static CHOSEN: Cell<Option<(mlx_sys::mlx_stream, Device)>> = const { Cell::new(None) };
+
     static STREAM: ThreadStream = {
         let device = if Device::Gpu.is_available() { Device::Gpu } else { Device::Cpu };
         // SAFETY: plain constructors; the handle lives as long as the thread.
@@ -61,12 +118,12 @@ impl Drop for ThreadStream {
     }
 }
 
-/// The stream that every op of this thread is built on.
+/// The stream that an op built now will run on.
 pub(crate) fn current() -> mlx_sys::mlx_stream {
-    STREAM.with(|s| s.raw)
+    CHOSEN.get().map_or_else(|| STREAM.with(|s| s.raw), |(raw, _)| raw)
 }
 
-/// Waits until everything launched on this thread's stream is done.
+/// Waits until everything launched on the current stream is done.
 pub fn synchronize() -> Result<()> {
     // SAFETY: the stream is alive for the whole call.
     check(unsafe { mlx_sys::mlx_synchronize(current()) })

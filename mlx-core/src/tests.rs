@@ -115,17 +115,103 @@ fn a_kernel_that_panics_is_an_error_of_the_evaluation() {
     let out = Output::new(&[], Dtype::Float32);
     let bad = custom("bad", &[&a], &[out], |_, _| panic!("on purpose")).remove(0);
     let err = bad.eval().unwrap_err();
-    assert_eq!(err, Error::Kernel { name: "bad", message: "on purpose".into() });
-    a.eval().unwrap();
+    assert_eq!(err, Error::Kernel("kernel `bad` failed: on purpose".into()));
+    check(&(&a + 1.0), &[2.0]);
 }
 
 #[test]
-fn foreign_memory_is_released_with_its_array() {
-    let owner = std::sync::Arc::new(vec![1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
-    let weak = std::sync::Arc::downgrade(&owner);
-    let a = Array::from_owner(owner, |o| o, 0..8, &[2], Dtype::Float32);
-    check(&(&a + 1.0), &[2.0, 3.0]);
+fn a_failed_kernel_is_told_once_and_the_stream_goes_on() {
+    let a = Array::scalar(1.0);
+    let bad =
+        || custom("bad", &[&a], &[Output::new(&[], Dtype::Float32)], |_, _| panic!("on purpose")).remove(0);
+    let before = &a + 1.0;
+    async_eval([&before]).unwrap();
+    let failed = bad();
+    // It may have run by the time this returns, and then fails here.
+    let outcomes = [async_eval([&failed]), failed.eval()];
+    assert_eq!(outcomes.iter().filter(|o| o.is_err()).count(), 1);
+    check(&before, &[2.0]);
+    check(&(&a + 2.0), &[3.0]);
+    assert!((&bad() + 1.0).eval().is_err());
+    check(&(&a + 3.0), &[4.0]);
+}
+
+#[test]
+#[should_panic(expected = "an input was read that a result starts from")]
+fn a_kernel_never_sees_one_buffer_as_input_and_as_result() {
+    let a = &Array::ones(&[4], Dtype::Float32) + 1.0;
+    let out = Output { from_input: Some(0), ..Output::new(&[4], Dtype::Float32) };
+    let y = custom("alias", &[&a], &[out], |ins, outs| {
+        outs[0].as_mut_slice::<f32>().copy_from_slice(ins[0].as_slice());
+    })
+    .remove(0);
     drop(a);
-    synchronize().unwrap();
-    assert!(weak.upgrade().is_none());
+    panic!("{}", y.eval().unwrap_err());
+}
+
+#[test]
+#[should_panic(expected = "grow of [float32 [4]] cannot make")]
+fn a_result_starts_only_from_an_input_of_its_own_shape() {
+    let a = Array::ones(&[4], Dtype::Float32);
+    let out = Output { from_input: Some(0), ..Output::new(&[8], Dtype::Float32) };
+    custom("grow", &[&a], &[out], |_, _| ());
+}
+
+#[test]
+#[should_panic(expected = "matmul of [float32 [2, 3], float32 [2, 3]]")]
+fn a_traced_function_panics_as_itself() {
+    let m = Array::zeros(&[2, 3], Dtype::Float32);
+    Compiled::new(|xs| vec![xs[0].matmul(&xs[0])]).call(&[&m]);
+}
+
+#[test]
+#[should_panic(expected = "0.5 is not of the type of int32 [2]")]
+fn a_fraction_beside_integers_is_misuse() {
+    let _ = &Array::from_slice(&[1i32, 2], &[2]) * 0.5;
+}
+
+#[test]
+fn booleans_are_read_as_booleans_whatever_the_bytes() {
+    let a = Array::from_bytes(&[0, 1, 7, 255], &[4], Dtype::Bool);
+    assert_eq!(a.to_vec::<bool>().unwrap(), [false, true, true, true]);
+}
+
+#[test]
+fn streams_run_what_is_built_inside_them_and_see_each_other() {
+    let thread_of = |x: &Array| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let out = Output { from_input: Some(0), ..Output::new(&[], Dtype::Float32) };
+        let y = custom("where", &[x], &[out], move |_, _| {
+            sender.send(std::thread::current().id()).expect("the test waits");
+        })
+        .remove(0);
+        (y, receiver)
+    };
+    let stream = Stream::new(Device::Cpu).unwrap();
+    let a = Array::scalar(2.0);
+    let (b, first) = thread_of(&(&a + 1.0));
+    let (c, second) = stream.run(|| thread_of(&(&b * 2.0)));
+    check(&(&c + 1.0), &[7.0]);
+    stream.synchronize().unwrap();
+    assert_ne!(first.recv().unwrap(), second.recv().unwrap());
+}
+
+#[test]
+fn foreign_memory_is_used_in_place_never_written_and_released_with_its_array() {
+    for offset in [8, 0, 10] {
+        let mut bytes = vec![0; offset];
+        bytes.extend([1f32, 2.0].map(f32::to_le_bytes).as_flattened());
+        let owner = std::sync::Arc::new(bytes);
+        let weak = std::sync::Arc::downgrade(&owner);
+        let a = Array::from_owner(owner.clone(), |o| o, offset..offset + 8, &[2], Dtype::Float32);
+        let aligned = owner.as_ptr().addr().is_multiple_of(4) && offset == 8;
+        assert_eq!(weak.strong_count(), if aligned { 2 } else { 1 }, "offset {offset}");
+        let b = &a + 1.0;
+        drop(a);
+        check(&b, &[2.0, 3.0]);
+        assert_eq!(owner[offset..], *[1f32, 2.0].map(f32::to_le_bytes).as_flattened());
+        drop((b, owner));
+        synchronize().unwrap();
+        assert!(weak.upgrade().is_none());
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::pack::{FP4_CODES, ROWS, chunk, scale_bias};
-use super::{BF16, E4M3, E8M0, F16, F32, Tile, dispatch};
+use super::super::pack::{FP4_CODES, ROWS, ScaleKind, chunk, scale_bias};
+use super::{Tile, dispatch};
 
 /// # Safety
 /// The machine must have AVX2, FMA and F16C, and the tile's pointers must lead to a panel, to its activations
@@ -72,19 +72,21 @@ unsafe fn unpack<const BITS: usize, const FP4: bool>(
 /// Scales and biases of 8 of the 16 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scales<const SCALE: u8>(t: &Tile<'_>, p: *const u8, half: usize) -> (__m256, __m256) {
+unsafe fn scales(t: &Tile<'_>, p: *const u8, half: usize) -> (__m256, __m256) {
     // SAFETY: the block ends with the scales of its kind.
     unsafe {
-        let get = |p: *const u8| match SCALE {
-            F32 => _mm256_loadu_ps(p.add(half * 32).cast()),
-            BF16 => {
+        let get = |p: *const u8| match t.w.kind {
+            ScaleKind::F32 => _mm256_loadu_ps(p.add(half * 32).cast()),
+            ScaleKind::Bf16 => {
                 let v = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(half * 16).cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))
             }
             _ => _mm256_cvtph_ps(_mm_loadu_si128(p.add(half * 16).cast())),
         };
-        if SCALE < E8M0 {
-            return (get(p), get(p.add(if SCALE == F32 { 64 } else { 32 })));
+        match t.w.kind {
+            ScaleKind::F32 => return (get(p), get(p.add(64))),
+            ScaleKind::Bf16 | ScaleKind::F16 => return (get(p), get(p.add(32))),
+            ScaleKind::E8m0 | ScaleKind::E4m3 => {}
         }
         let bytes = std::slice::from_raw_parts(p, ROWS);
         let pairs: [(f32, f32); 8] = std::array::from_fn(|i| scale_bias(t.w.kind, bytes, half * 8 + i));
@@ -110,24 +112,24 @@ unsafe fn dot(w: &[__m256i; 8], vectors: usize, x: *const i32) -> __m256i {
 /// Adds the dots of all planes, shifted left by SHIFT.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<const R: usize, const GROUP: usize, const PLANES: usize, const SHIFT: i32>(
+unsafe fn dots<const R: usize, const PLANES: usize, const SHIFT: i32>(
+    (group, vectors): (usize, usize),
     sums: &mut [__m256i; R],
     top: &mut [__m256i; R],
     w: &[__m256i; 8],
     xp: *const u8,
 ) {
-    let vectors = chunk(GROUP) / 4;
     for m in 0..R {
         // SAFETY: row `m` of the tile, and its planes.
         unsafe {
-            let x = xp.add(m * PLANES * GROUP).cast::<i32>();
+            let x = xp.add(m * PLANES * group).cast::<i32>();
             let mut d = dot(w, vectors, x);
             if PLANES == 3 {
                 top[m] = _mm256_add_epi32(top[m], _mm256_slli_epi32::<SHIFT>(d));
-                d = dot(w, vectors, x.add(GROUP / 4));
+                d = dot(w, vectors, x.add(group / 4));
             }
             if PLANES >= 2 {
-                let low = dot(w, vectors, x.add((PLANES - 1) * GROUP / 4));
+                let low = dot(w, vectors, x.add((PLANES - 1) * group / 4));
                 d = _mm256_add_epi32(_mm256_slli_epi32::<8>(d), low);
             }
             sums[m] = _mm256_add_epi32(sums[m], _mm256_slli_epi32::<SHIFT>(d));
@@ -136,49 +138,39 @@ unsafe fn dots<const R: usize, const GROUP: usize, const PLANES: usize, const SH
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn kernel<
-    const R: usize,
-    const BITS: usize,
-    const GROUP: usize,
-    const PLANES: usize,
-    const SCALE: u8,
->(
-    t: &Tile<'_>,
-) {
-    let chunk = chunk(GROUP);
-    let codes = GROUP * BITS * 2;
-    let x_block = R * (PLANES * GROUP + 8);
+unsafe fn kernel<const R: usize, const BITS: usize, const FP4: bool, const PLANES: usize>(t: &Tile<'_>) {
+    let group = t.x.group;
+    let chunk = if FP4 { chunk(group) } else { 32 };
+    let size = (group, chunk / 4);
+    let codes = group * BITS * 2;
+    let x_block = R * (PLANES * group + 8);
     let low = _mm256_set1_epi8(15);
     for half in 0..2 {
         let (mut wp, mut xp) = (t.weights, t.acts);
         let mut acc = [_mm256_setzero_ps(); R];
-        for _ in 0..t.w.k / GROUP {
+        for _ in 0..t.w.k / group {
             let mut sums = [_mm256_setzero_si256(); R];
             let mut top = [_mm256_setzero_si256(); R];
-            for c in 0..GROUP / chunk {
+            for c in 0..group / chunk {
                 let mut w = [_mm256_setzero_si256(); 8];
                 // SAFETY: chunk `c` of the block and of the activations.
                 unsafe {
                     let (p, x) = (wp.add(c * chunk * BITS * 2), xp.add(c * chunk));
-                    if SCALE >= E8M0 {
-                        unpack::<BITS, true>(p, half, chunk / 4, &mut w);
-                    } else {
-                        unpack::<BITS, false>(p, half, chunk / 4, &mut w);
-                    }
-                    if BITS <= 4 && SCALE < E8M0 {
-                        dots::<R, GROUP, PLANES, 0>(&mut sums, &mut top, &w, x);
+                    unpack::<BITS, FP4>(p, half, chunk / 4, &mut w);
+                    if BITS <= 4 && !FP4 {
+                        dots::<R, PLANES, 0>(size, &mut sums, &mut top, &w, x);
                     } else {
                         let high = w.map(|w| _mm256_and_si256(_mm256_srli_epi32::<4>(w), low));
                         let low = w.map(|w| _mm256_and_si256(w, low));
-                        dots::<R, GROUP, PLANES, 0>(&mut sums, &mut top, &low, x);
-                        dots::<R, GROUP, PLANES, 4>(&mut sums, &mut top, &high, x);
+                        dots::<R, PLANES, 0>(size, &mut sums, &mut top, &low, x);
+                        dots::<R, PLANES, 4>(size, &mut sums, &mut top, &high, x);
                     }
                 }
             }
             // SAFETY: scales follow the codes, sums follow the activations' codes.
             unsafe {
-                let (scale, bias) = scales::<SCALE>(t, wp.add(codes), half);
-                let floats = xp.add(R * PLANES * GROUP).cast::<f32>();
+                let (scale, bias) = scales(t, wp.add(codes), half);
+                let floats = xp.add(R * PLANES * group).cast::<f32>();
                 for m in 0..R {
                     let x_scale = _mm256_set1_ps(floats.add(m).read_unaligned());
                     let sum = _mm256_set1_ps(floats.add(R + m).read_unaligned());
@@ -205,4 +197,3 @@ unsafe fn kernel<
         }
     }
 }
-const _: () = assert!(F16 < E8M0 && E8M0 < E4M3);

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::pack::{FP4_CODES, chunk, e4m3};
-use super::{BF16, E4M3, E8M0, F16, F32, Tile, dispatch};
+use super::super::pack::{FP4_CODES, ScaleKind, chunk, e4m3};
+use super::{Tile, dispatch};
 
 /// # Safety
 /// The machine must have AVX-512 VNNI, and the tile's pointers must lead to a panel, to its activations and to
@@ -67,25 +67,25 @@ unsafe fn unpack<const BITS: usize, const FP4: bool>(p: *const u8, vectors: usiz
 /// Scales and biases of the 16 rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn scales<const SCALE: u8>(p: *const u8) -> (__m512, __m512) {
+unsafe fn scales(kind: ScaleKind, p: *const u8) -> (__m512, __m512) {
     // SAFETY: the block ends with the scales of its kind.
     unsafe {
-        match SCALE {
-            F32 => (_mm512_loadu_ps(p.cast()), _mm512_loadu_ps(p.add(64).cast())),
-            BF16 => {
+        match kind {
+            ScaleKind::F32 => (_mm512_loadu_ps(p.cast()), _mm512_loadu_ps(p.add(64).cast())),
+            ScaleKind::Bf16 => {
                 let wide = |p: *const u8| {
                     let h = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(h))
                 };
                 (wide(p), wide(p.add(32)))
             }
-            F16 => (
+            ScaleKind::F16 => (
                 _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
                 _mm512_cvtph_ps(_mm256_loadu_si256(p.add(32).cast())),
             ),
-            _ => {
+            ScaleKind::E8m0 | ScaleKind::E4m3 => {
                 let half = _mm512_set1_ps(0.5);
-                let scale = if SCALE == E8M0 {
+                let scale = if kind == ScaleKind::E8m0 {
                     let e = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
                     let x = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(e));
                     let zero = _mm512_cmpeq_epi32_mask(e, _mm512_setzero_si512());
@@ -106,40 +106,30 @@ unsafe fn scales<const SCALE: u8>(p: *const u8) -> (__m512, __m512) {
 
 /// 16 columns by R rows, all of K.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn kernel<
-    const R: usize,
-    const BITS: usize,
-    const GROUP: usize,
-    const PLANES: usize,
-    const SCALE: u8,
->(
-    t: &Tile<'_>,
-) {
-    let chunk = chunk(GROUP);
+unsafe fn kernel<const R: usize, const BITS: usize, const FP4: bool, const PLANES: usize>(t: &Tile<'_>) {
+    let group = t.x.group;
+    // A constant where it can be one, so that loops over a chunk unroll.
+    let chunk = if FP4 { chunk(group) } else { 32 };
     let vectors = chunk / 4;
-    let codes = GROUP * BITS * 2;
-    let x_block = R * (PLANES * GROUP + 8);
+    let codes = group * BITS * 2;
+    let x_block = R * (PLANES * group + 8);
     let (mut wp, mut xp) = (t.weights, t.acts);
     let mut acc = [_mm512_setzero_ps(); R];
-    for _ in 0..t.w.k / GROUP {
+    for _ in 0..t.w.k / group {
         let mut dots = [_mm512_setzero_si512(); R];
         let mut top = [_mm512_setzero_si512(); R];
-        for c in 0..GROUP / chunk {
+        for c in 0..group / chunk {
             let mut w = [_mm512_setzero_si512(); 8];
             // SAFETY: chunk `c` of the block, here and below; activations likewise.
             unsafe {
-                if SCALE >= E8M0 {
-                    unpack::<BITS, true>(wp.add(c * chunk * BITS * 2), vectors, &mut w);
-                } else {
-                    unpack::<BITS, false>(wp.add(c * chunk * BITS * 2), vectors, &mut w);
-                }
+                unpack::<BITS, FP4>(wp.add(c * chunk * BITS * 2), vectors, &mut w);
             }
             for m in 0..R {
                 // SAFETY: see above.
-                let x = unsafe { xp.add(m * PLANES * GROUP + c * chunk).cast::<i32>() };
+                let x = unsafe { xp.add(m * PLANES * group + c * chunk).cast::<i32>() };
                 // SAFETY: see above; four inputs of plane `p`.
                 let input = |p: usize, j: usize| unsafe {
-                    _mm512_set1_epi32(x.add(p * GROUP / 4 + j).read_unaligned())
+                    _mm512_set1_epi32(x.add(p * group / 4 + j).read_unaligned())
                 };
                 let plane = |mut sum: __m512i, p: usize| {
                     for (j, w) in w.iter().enumerate().take(vectors) {
@@ -165,8 +155,8 @@ unsafe fn kernel<
         }
         // SAFETY: scales follow the codes, sums follow the activations' codes.
         unsafe {
-            let (scale, bias) = scales::<SCALE>(wp.add(codes));
-            let floats = xp.add(R * PLANES * GROUP).cast::<f32>();
+            let (scale, bias) = scales(t.w.kind, wp.add(codes));
+            let floats = xp.add(R * PLANES * group).cast::<f32>();
             for m in 0..R {
                 let x_scale = _mm512_set1_ps(floats.add(m).read_unaligned());
                 let sum = _mm512_set1_ps(floats.add(R + m).read_unaligned());
@@ -187,4 +177,3 @@ unsafe fn kernel<
         unsafe { _mm512_mask_storeu_ps(t.y.add(m * t.w.n), mask, *acc) };
     }
 }
-const _: () = assert!(F16 < E8M0 && E8M0 < E4M3);

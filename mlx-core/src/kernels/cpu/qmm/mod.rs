@@ -121,66 +121,40 @@ unsafe fn panels(w: &QMatrix, x: &Acts, out: &Out, panels: std::ops::Range<usize
     }
 }
 
-/// Scale types as constants, for the kernels' instances.
-const F32: u8 = 0;
-const BF16: u8 = 1;
-const F16: u8 = 2;
-const E8M0: u8 = 3;
-const E4M3: u8 = 4;
-
-/// Picks the `kernel` instance for a format and row count.
+/// Picks the `kernel` instance for a format, a width and a row count. What else differs, the group and the type
+/// of the scales, is decided once a group, which costs nothing beside its dots.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dispatch {
     ($tile:ident) => {{
-        use super::super::pack::ScaleKind as S;
         use crate::quant::QuantMode;
         macro_rules! rows {
-            ($bits:literal, $group:literal, $planes:literal, $scale:ident) => {
+            ($bits:literal, $fp4:literal, $planes:literal) => {
                 match $tile.rows {
-                    1 => kernel::<1, $bits, $group, $planes, $scale>($tile),
-                    2 => kernel::<2, $bits, $group, $planes, $scale>($tile),
-                    3 => kernel::<3, $bits, $group, $planes, $scale>($tile),
-                    4 => kernel::<4, $bits, $group, $planes, $scale>($tile),
-                    _ => kernel::<8, $bits, $group, $planes, $scale>($tile),
+                    1 => kernel::<1, $bits, $fp4, $planes>($tile),
+                    2 => kernel::<2, $bits, $fp4, $planes>($tile),
+                    3 => kernel::<3, $bits, $fp4, $planes>($tile),
+                    4 => kernel::<4, $bits, $fp4, $planes>($tile),
+                    _ => kernel::<8, $bits, $fp4, $planes>($tile),
                 }
             };
         }
         macro_rules! widths {
-            ($bits:literal, $group:literal, $scale:ident) => {
+            ($bits:literal, $fp4:literal) => {
                 match $tile.x.planes {
-                    1 => rows!($bits, $group, 1, $scale),
-                    2 => rows!($bits, $group, 2, $scale),
-                    _ => rows!($bits, $group, 3, $scale),
-                }
-            };
-        }
-        macro_rules! scales {
-            ($bits:literal, $group:literal) => {
-                match $tile.w.kind {
-                    S::F32 => widths!($bits, $group, F32),
-                    S::Bf16 => widths!($bits, $group, BF16),
-                    _ => widths!($bits, $group, F16),
-                }
-            };
-        }
-        macro_rules! groups {
-            ($bits:literal) => {
-                match $tile.w.group_size() {
-                    32 => scales!($bits, 32),
-                    64 => scales!($bits, 64),
-                    _ => scales!($bits, 128),
+                    1 => rows!($bits, $fp4, 1),
+                    2 => rows!($bits, $fp4, 2),
+                    _ => rows!($bits, $fp4, 3),
                 }
             };
         }
         match ($tile.w.spec.mode, $tile.w.spec.bits) {
-            (QuantMode::Affine, 2) => groups!(2),
-            (QuantMode::Affine, 3) => groups!(3),
-            (QuantMode::Affine, 4) => groups!(4),
-            (QuantMode::Affine, 5) => groups!(5),
-            (QuantMode::Affine, 6) => groups!(6),
-            (QuantMode::Affine, _) => groups!(8),
-            (QuantMode::Nvfp4, _) => widths!(4, 16, E4M3),
-            (_, _) => widths!(4, 32, E8M0),
+            (QuantMode::Affine, 2) => widths!(2, false),
+            (QuantMode::Affine, 3) => widths!(3, false),
+            (QuantMode::Affine, 4) => widths!(4, false),
+            (QuantMode::Affine, 5) => widths!(5, false),
+            (QuantMode::Affine, 6) => widths!(6, false),
+            (QuantMode::Affine, _) => widths!(8, false),
+            _ => widths!(4, true),
         }
     }};
 }
