@@ -84,12 +84,16 @@ fn models_that_are_not_there_say_what_to_do() {
     model("nonsense", &["`nonsense`", "smollm2-135m"]);
     model(path, &["config.json"]);
     model("org/not-here", &["org/not-here", "network"]);
-    std::fs::write(dir.path().join("config.json"), json!({"model_type": "rwkv9"}).to_string()).unwrap();
+    let config = |model_type: &str| {
+        std::fs::write(dir.path().join("config.json"), json!({"model_type": model_type}).to_string())
+            .unwrap();
+    };
+    config("rwkv9");
+    model(path, &["rwkv9", "llama"]);
+    config("llama");
     model(path, &["safetensors"]);
     std::fs::write(dir.path().join("model.safetensors"), b"short").unwrap();
     model(path, &["model.safetensors", "damaged"]);
-    std::fs::write(dir.path().join("model.safetensors"), empty_safetensors()).unwrap();
-    model(path, &["rwkv9", "llama"]);
     std::fs::write(dir.path().join("config.json"), "{").unwrap();
     model(path, &["config.json"]);
     let gguf = dir.path().join("x.gguf");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use mlx_core::projection::pick;
 use mlx_core::{Array, Dtype, Error, async_eval, eval};
 
 use crate::lm::cache::SeqCache;
@@ -77,7 +78,11 @@ impl Executor {
         let rows = (!last.is_empty()).then(|| {
             let last = Array::from_slice(&last, &[last.len() as i32]);
             let logits = self.lm.logits(&hidden.last.take(&last, 0)).astype(Dtype::Float32);
-            if greedy { greedy_rows(&logits) } else { DrawRows::Logits(logits) }
+            if !greedy {
+                return DrawRows::Logits(logits);
+            }
+            let [ids, logprobs] = pick(&logits);
+            DrawRows::Greedy { ids, logprobs }
         });
         let results = match &rows {
             None => Vec::new(),
@@ -129,12 +134,6 @@ fn last_positions(plan: &StepPlan) -> (Vec<SeqId>, Vec<u32>) {
         }
     }
     rows
-}
-
-fn greedy_rows(logits: &Array) -> DrawRows {
-    let ids = logits.argmax(-1, true);
-    let logprobs = &logits.take_along_axis(&ids, -1) - &logits.logsumexp(-1, true);
-    DrawRows::Greedy { ids: ids.reshape(&[-1]), logprobs: logprobs.reshape(&[-1]) }
 }
 
 fn checked(sequences: &Scheduler, seq: SeqId, id: TokenId, logprob: f32) -> Result<Draw, NotANumber> {

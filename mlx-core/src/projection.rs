@@ -223,6 +223,18 @@ pub fn project_add(x: &Array, projection: &Projection, residual: &Array) -> Arra
     }
 }
 
+/// The largest entry of each row of `logits: [N, V]`: `[N]` uint32 ids, the first of equals, and their
+/// log-probabilities, `[N]` float32. A row with NaN has the log-probability NaN.
+pub fn pick(logits: &Array) -> [Array; 2] {
+    let logits = logits.astype(Dtype::Float32);
+    if kernels::on_cpu() {
+        return kernels::pick(&logits);
+    }
+    let ids = logits.argmax(-1, true);
+    let logprobs = &logits.take_along_axis(&ids, -1) - &logits.logsumexp(-1, true);
+    [ids.reshape(&[-1]), logprobs.reshape(&[-1])]
+}
+
 fn normed(x: &Array, norm: Option<&RmsNorm>) -> Array {
     norm.map_or_else(|| x.clone(), |n| n.forward(x))
 }

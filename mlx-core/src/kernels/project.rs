@@ -157,6 +157,21 @@ pub(crate) fn rows(weight: &Arc<QMatrix>, ids: &Array) -> Array {
     .remove(0)
 }
 
+/// The largest entry of each row of `x: [N, V]` float32, as `[N]` ids and `[N]` log-probabilities.
+pub(crate) fn pick(x: &Array) -> [Array; 2] {
+    let (n, v) = (x.dim(0), x.dim(1) as usize);
+    let outputs = [Output::new(&[n], Dtype::Uint32), Output::new(&[n], Dtype::Float32)];
+    let results = custom("pick", &[x], &outputs, move |ins, outs| {
+        let [ids, logprobs] = outs else { unreachable!("two outputs were asked for") };
+        let rows = ins[0].as_slice::<f32>().chunks_exact(v);
+        let (ids, logprobs) = (ids.as_mut_slice::<u32>(), logprobs.as_mut_slice::<f32>());
+        for ((row, id), logprob) in rows.zip(ids).zip(logprobs) {
+            pointwise::pick(Isa::detect(), row, id, logprob);
+        }
+    });
+    results.try_into().expect("two outputs were asked for")
+}
+
 /// All products of one input; matrices of one group size share its quantized form.
 fn multiply<W: AsRef<QMatrix>>(
     acts: &mut Acts,

@@ -58,6 +58,35 @@ multiversion! {
     }
 }
 
+multiversion! {
+    /// The first of the largest entries, and its log-probability under softmax; NaN if any entry is.
+    pub fn pick(isa; x: &[f32], id: &mut u32, logprob: &mut f32) {
+        let mut tops = [f32::NEG_INFINITY; 16];
+        let mut bad = [false; 16];
+        let chunks = x.chunks_exact(16);
+        let rest = chunks.remainder();
+        for chunk in chunks.clone() {
+            for ((top, bad), v) in tops.iter_mut().zip(&mut bad).zip(chunk) {
+                *top = if *v > *top { *v } else { *top };
+                *bad |= v.is_nan();
+            }
+        }
+        let top = tops.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sums = [0f32; 16];
+        for chunk in chunks {
+            for (sum, v) in sums.iter_mut().zip(chunk) {
+                *sum += exp(v - top);
+            }
+        }
+        for (sum, v) in sums.iter_mut().zip(rest) {
+            *sum += exp(v - top);
+        }
+        let broken = bad.contains(&true) || rest.iter().any(|v| v.is_nan());
+        *id = x.iter().position(|v| *v == top).unwrap_or(0) as u32;
+        *logprob = if broken { f32::NAN } else { -tree(sums).ln() };
+    }
+}
+
 /// Sum of 16 lanes: halves, quarters, …
 #[inline(always)]
 pub(super) fn tree(mut lanes: [f32; 16]) -> f32 {
