@@ -6,205 +6,6 @@ pub struct __BindgenComplex<T> {
     pub re: T,
     pub im: T,
 }
-pub const true_: u32 = 1;
-pub const false_: u32 = 0;
-pub const __bool_true_false_are_defined: u32 = 1;
-pub const _STDINT_H: u32 = 1;
-pub const _FEATURES_H: u32 = 1;
-pub const _DEFAULT_SOURCE: u32 = 1;
-pub const __GLIBC_USE_ISOC2X: u32 = 0;
-pub const __USE_ISOC11: u32 = 1;
-pub const __USE_ISOC99: u32 = 1;
-pub const __USE_ISOC95: u32 = 1;
-pub const __USE_POSIX_IMPLICITLY: u32 = 1;
-pub const _POSIX_SOURCE: u32 = 1;
-pub const _POSIX_C_SOURCE: u32 = 200809;
-pub const __USE_POSIX: u32 = 1;
-pub const __USE_POSIX2: u32 = 1;
-pub const __USE_POSIX199309: u32 = 1;
-pub const __USE_POSIX199506: u32 = 1;
-pub const __USE_XOPEN2K: u32 = 1;
-pub const __USE_XOPEN2K8: u32 = 1;
-pub const _ATFILE_SOURCE: u32 = 1;
-pub const __WORDSIZE: u32 = 64;
-pub const __WORDSIZE_TIME64_COMPAT32: u32 = 1;
-pub const __SYSCALL_WORDSIZE: u32 = 64;
-pub const __TIMESIZE: u32 = 64;
-pub const __USE_MISC: u32 = 1;
-pub const __USE_ATFILE: u32 = 1;
-pub const __USE_FORTIFY_LEVEL: u32 = 0;
-pub const __GLIBC_USE_DEPRECATED_GETS: u32 = 0;
-pub const __GLIBC_USE_DEPRECATED_SCANF: u32 = 0;
-pub const _STDC_PREDEF_H: u32 = 1;
-pub const __STDC_IEC_559__: u32 = 1;
-pub const __STDC_IEC_60559_BFP__: u32 = 201404;
-pub const __STDC_IEC_559_COMPLEX__: u32 = 1;
-pub const __STDC_IEC_60559_COMPLEX__: u32 = 201404;
-pub const __STDC_ISO_10646__: u32 = 201706;
-pub const __GNU_LIBRARY__: u32 = 6;
-pub const __GLIBC__: u32 = 2;
-pub const __GLIBC_MINOR__: u32 = 36;
-pub const _SYS_CDEFS_H: u32 = 1;
-pub const __glibc_c99_flexarr_available: u32 = 1;
-pub const __LDOUBLE_REDIRECTS_TO_FLOAT128_ABI: u32 = 0;
-pub const __HAVE_GENERIC_SELECTION: u32 = 1;
-pub const __GLIBC_USE_LIB_EXT2: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_BFP_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_BFP_EXT_C2X: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_FUNCS_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_FUNCS_EXT_C2X: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_TYPES_EXT: u32 = 0;
-pub const _BITS_TYPES_H: u32 = 1;
-pub const _BITS_TYPESIZES_H: u32 = 1;
-pub const __OFF_T_MATCHES_OFF64_T: u32 = 1;
-pub const __INO_T_MATCHES_INO64_T: u32 = 1;
-pub const __RLIM_T_MATCHES_RLIM64_T: u32 = 1;
-pub const __STATFS_MATCHES_STATFS64: u32 = 1;
-pub const __KERNEL_OLD_TIMEVAL_MATCHES_TIMEVAL64: u32 = 1;
-pub const __FD_SETSIZE: u32 = 1024;
-pub const _BITS_TIME64_H: u32 = 1;
-pub const _BITS_WCHAR_H: u32 = 1;
-pub const _BITS_STDINT_INTN_H: u32 = 1;
-pub const _BITS_STDINT_UINTN_H: u32 = 1;
-pub const INT8_MIN: i32 = -128;
-pub const INT16_MIN: i32 = -32768;
-pub const INT32_MIN: i32 = -2147483648;
-pub const INT8_MAX: u32 = 127;
-pub const INT16_MAX: u32 = 32767;
-pub const INT32_MAX: u32 = 2147483647;
-pub const UINT8_MAX: u32 = 255;
-pub const UINT16_MAX: u32 = 65535;
-pub const UINT32_MAX: u32 = 4294967295;
-pub const INT_LEAST8_MIN: i32 = -128;
-pub const INT_LEAST16_MIN: i32 = -32768;
-pub const INT_LEAST32_MIN: i32 = -2147483648;
-pub const INT_LEAST8_MAX: u32 = 127;
-pub const INT_LEAST16_MAX: u32 = 32767;
-pub const INT_LEAST32_MAX: u32 = 2147483647;
-pub const UINT_LEAST8_MAX: u32 = 255;
-pub const UINT_LEAST16_MAX: u32 = 65535;
-pub const UINT_LEAST32_MAX: u32 = 4294967295;
-pub const INT_FAST8_MIN: i32 = -128;
-pub const INT_FAST16_MIN: i64 = -9223372036854775808;
-pub const INT_FAST32_MIN: i64 = -9223372036854775808;
-pub const INT_FAST8_MAX: u32 = 127;
-pub const INT_FAST16_MAX: u64 = 9223372036854775807;
-pub const INT_FAST32_MAX: u64 = 9223372036854775807;
-pub const UINT_FAST8_MAX: u32 = 255;
-pub const UINT_FAST16_MAX: i32 = -1;
-pub const UINT_FAST32_MAX: i32 = -1;
-pub const INTPTR_MIN: i64 = -9223372036854775808;
-pub const INTPTR_MAX: u64 = 9223372036854775807;
-pub const UINTPTR_MAX: i32 = -1;
-pub const PTRDIFF_MIN: i64 = -9223372036854775808;
-pub const PTRDIFF_MAX: u64 = 9223372036854775807;
-pub const SIG_ATOMIC_MIN: i32 = -2147483648;
-pub const SIG_ATOMIC_MAX: u32 = 2147483647;
-pub const SIZE_MAX: i32 = -1;
-pub const WINT_MIN: u32 = 0;
-pub const WINT_MAX: u32 = 4294967295;
-pub const _STDLIB_H: u32 = 1;
-pub const WNOHANG: u32 = 1;
-pub const WUNTRACED: u32 = 2;
-pub const WSTOPPED: u32 = 2;
-pub const WEXITED: u32 = 4;
-pub const WCONTINUED: u32 = 8;
-pub const WNOWAIT: u32 = 16777216;
-pub const __WNOTHREAD: u32 = 536870912;
-pub const __WALL: u32 = 1073741824;
-pub const __WCLONE: u32 = 2147483648;
-pub const __W_CONTINUED: u32 = 65535;
-pub const __WCOREFLAG: u32 = 128;
-pub const __HAVE_FLOAT128: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT128: u32 = 0;
-pub const __HAVE_FLOAT64X: u32 = 1;
-pub const __HAVE_FLOAT64X_LONG_DOUBLE: u32 = 1;
-pub const __HAVE_FLOAT16: u32 = 0;
-pub const __HAVE_FLOAT32: u32 = 1;
-pub const __HAVE_FLOAT64: u32 = 1;
-pub const __HAVE_FLOAT32X: u32 = 1;
-pub const __HAVE_FLOAT128X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT16: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT32: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT64: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT32X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT64X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT128X: u32 = 0;
-pub const __HAVE_FLOATN_NOT_TYPEDEF: u32 = 0;
-pub const __ldiv_t_defined: u32 = 1;
-pub const __lldiv_t_defined: u32 = 1;
-pub const RAND_MAX: u32 = 2147483647;
-pub const EXIT_FAILURE: u32 = 1;
-pub const EXIT_SUCCESS: u32 = 0;
-pub const _SYS_TYPES_H: u32 = 1;
-pub const __clock_t_defined: u32 = 1;
-pub const __clockid_t_defined: u32 = 1;
-pub const __time_t_defined: u32 = 1;
-pub const __timer_t_defined: u32 = 1;
-pub const __BIT_TYPES_DEFINED__: u32 = 1;
-pub const _ENDIAN_H: u32 = 1;
-pub const _BITS_ENDIAN_H: u32 = 1;
-pub const __LITTLE_ENDIAN: u32 = 1234;
-pub const __BIG_ENDIAN: u32 = 4321;
-pub const __PDP_ENDIAN: u32 = 3412;
-pub const _BITS_ENDIANNESS_H: u32 = 1;
-pub const __BYTE_ORDER: u32 = 1234;
-pub const __FLOAT_WORD_ORDER: u32 = 1234;
-pub const LITTLE_ENDIAN: u32 = 1234;
-pub const BIG_ENDIAN: u32 = 4321;
-pub const PDP_ENDIAN: u32 = 3412;
-pub const BYTE_ORDER: u32 = 1234;
-pub const _BITS_BYTESWAP_H: u32 = 1;
-pub const _BITS_UINTN_IDENTITY_H: u32 = 1;
-pub const _SYS_SELECT_H: u32 = 1;
-pub const __sigset_t_defined: u32 = 1;
-pub const __timeval_defined: u32 = 1;
-pub const _STRUCT_TIMESPEC: u32 = 1;
-pub const FD_SETSIZE: u32 = 1024;
-pub const _BITS_PTHREADTYPES_COMMON_H: u32 = 1;
-pub const _THREAD_SHARED_TYPES_H: u32 = 1;
-pub const _BITS_PTHREADTYPES_ARCH_H: u32 = 1;
-pub const __SIZEOF_PTHREAD_MUTEX_T: u32 = 40;
-pub const __SIZEOF_PTHREAD_ATTR_T: u32 = 56;
-pub const __SIZEOF_PTHREAD_RWLOCK_T: u32 = 56;
-pub const __SIZEOF_PTHREAD_BARRIER_T: u32 = 32;
-pub const __SIZEOF_PTHREAD_MUTEXATTR_T: u32 = 4;
-pub const __SIZEOF_PTHREAD_COND_T: u32 = 48;
-pub const __SIZEOF_PTHREAD_CONDATTR_T: u32 = 4;
-pub const __SIZEOF_PTHREAD_RWLOCKATTR_T: u32 = 8;
-pub const __SIZEOF_PTHREAD_BARRIERATTR_T: u32 = 4;
-pub const _THREAD_MUTEX_INTERNAL_H: u32 = 1;
-pub const __PTHREAD_MUTEX_HAVE_PREV: u32 = 1;
-pub const __have_pthread_attr_t: u32 = 1;
-pub const _ALLOCA_H: u32 = 1;
-pub const _COMPLEX_H: u32 = 1;
-pub const _STDIO_H: u32 = 1;
-pub const __GNUC_VA_LIST: u32 = 1;
-pub const _____fpos_t_defined: u32 = 1;
-pub const ____mbstate_t_defined: u32 = 1;
-pub const _____fpos64_t_defined: u32 = 1;
-pub const ____FILE_defined: u32 = 1;
-pub const __FILE_defined: u32 = 1;
-pub const __struct_FILE_defined: u32 = 1;
-pub const _IO_EOF_SEEN: u32 = 16;
-pub const _IO_ERR_SEEN: u32 = 32;
-pub const _IO_USER_LOCK: u32 = 32768;
-pub const _IOFBF: u32 = 0;
-pub const _IOLBF: u32 = 1;
-pub const _IONBF: u32 = 2;
-pub const BUFSIZ: u32 = 8192;
-pub const EOF: i32 = -1;
-pub const SEEK_SET: u32 = 0;
-pub const SEEK_CUR: u32 = 1;
-pub const SEEK_END: u32 = 2;
-pub const P_tmpdir: &[u8; 5] = b"/tmp\0";
-pub const _BITS_STDIO_LIM_H: u32 = 1;
-pub const L_tmpnam: u32 = 20;
-pub const TMP_MAX: u32 = 238328;
-pub const FILENAME_MAX: u32 = 4096;
-pub const L_ctermid: u32 = 9;
-pub const FOPEN_MAX: u32 = 16;
 #[doc = " A MLX string object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -215,16 +16,8 @@ pub struct mlx_string_ {
 fn bindgen_test_layout_mlx_string_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_string_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_string_>(),
-        8usize,
-        "Size of mlx_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_string_>(),
-        8usize,
-        "Alignment of mlx_string_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_string_>(), 8usize, "Size of mlx_string_");
+    assert_eq!(::std::mem::align_of::<mlx_string_>(), 8usize, "Alignment of mlx_string_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -253,2032 +46,6 @@ extern "C" {
     #[doc = " Free string."]
     pub fn mlx_string_free(str_: mlx_string) -> ::std::os::raw::c_int;
 }
-pub type __u_char = ::std::os::raw::c_uchar;
-pub type __u_short = ::std::os::raw::c_ushort;
-pub type __u_int = ::std::os::raw::c_uint;
-pub type __u_long = ::std::os::raw::c_ulong;
-pub type __int8_t = ::std::os::raw::c_schar;
-pub type __uint8_t = ::std::os::raw::c_uchar;
-pub type __int16_t = ::std::os::raw::c_short;
-pub type __uint16_t = ::std::os::raw::c_ushort;
-pub type __int32_t = ::std::os::raw::c_int;
-pub type __uint32_t = ::std::os::raw::c_uint;
-pub type __int64_t = ::std::os::raw::c_long;
-pub type __uint64_t = ::std::os::raw::c_ulong;
-pub type __int_least8_t = __int8_t;
-pub type __uint_least8_t = __uint8_t;
-pub type __int_least16_t = __int16_t;
-pub type __uint_least16_t = __uint16_t;
-pub type __int_least32_t = __int32_t;
-pub type __uint_least32_t = __uint32_t;
-pub type __int_least64_t = __int64_t;
-pub type __uint_least64_t = __uint64_t;
-pub type __quad_t = ::std::os::raw::c_long;
-pub type __u_quad_t = ::std::os::raw::c_ulong;
-pub type __intmax_t = ::std::os::raw::c_long;
-pub type __uintmax_t = ::std::os::raw::c_ulong;
-pub type __dev_t = ::std::os::raw::c_ulong;
-pub type __uid_t = ::std::os::raw::c_uint;
-pub type __gid_t = ::std::os::raw::c_uint;
-pub type __ino_t = ::std::os::raw::c_ulong;
-pub type __ino64_t = ::std::os::raw::c_ulong;
-pub type __mode_t = ::std::os::raw::c_uint;
-pub type __nlink_t = ::std::os::raw::c_ulong;
-pub type __off_t = ::std::os::raw::c_long;
-pub type __off64_t = ::std::os::raw::c_long;
-pub type __pid_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __fsid_t {
-    pub __val: [::std::os::raw::c_int; 2usize],
-}
-#[test]
-fn bindgen_test_layout___fsid_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__fsid_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__fsid_t>(),
-        8usize,
-        "Size of __fsid_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__fsid_t>(),
-        4usize,
-        "Alignment of __fsid_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__val) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __fsid_t::__val"
-    );
-}
-pub type __clock_t = ::std::os::raw::c_long;
-pub type __rlim_t = ::std::os::raw::c_ulong;
-pub type __rlim64_t = ::std::os::raw::c_ulong;
-pub type __id_t = ::std::os::raw::c_uint;
-pub type __time_t = ::std::os::raw::c_long;
-pub type __useconds_t = ::std::os::raw::c_uint;
-pub type __suseconds_t = ::std::os::raw::c_long;
-pub type __suseconds64_t = ::std::os::raw::c_long;
-pub type __daddr_t = ::std::os::raw::c_int;
-pub type __key_t = ::std::os::raw::c_int;
-pub type __clockid_t = ::std::os::raw::c_int;
-pub type __timer_t = *mut ::std::os::raw::c_void;
-pub type __blksize_t = ::std::os::raw::c_long;
-pub type __blkcnt_t = ::std::os::raw::c_long;
-pub type __blkcnt64_t = ::std::os::raw::c_long;
-pub type __fsblkcnt_t = ::std::os::raw::c_ulong;
-pub type __fsblkcnt64_t = ::std::os::raw::c_ulong;
-pub type __fsfilcnt_t = ::std::os::raw::c_ulong;
-pub type __fsfilcnt64_t = ::std::os::raw::c_ulong;
-pub type __fsword_t = ::std::os::raw::c_long;
-pub type __ssize_t = ::std::os::raw::c_long;
-pub type __syscall_slong_t = ::std::os::raw::c_long;
-pub type __syscall_ulong_t = ::std::os::raw::c_ulong;
-pub type __loff_t = __off64_t;
-pub type __caddr_t = *mut ::std::os::raw::c_char;
-pub type __intptr_t = ::std::os::raw::c_long;
-pub type __socklen_t = ::std::os::raw::c_uint;
-pub type __sig_atomic_t = ::std::os::raw::c_int;
-pub type int_least8_t = __int_least8_t;
-pub type int_least16_t = __int_least16_t;
-pub type int_least32_t = __int_least32_t;
-pub type int_least64_t = __int_least64_t;
-pub type uint_least8_t = __uint_least8_t;
-pub type uint_least16_t = __uint_least16_t;
-pub type uint_least32_t = __uint_least32_t;
-pub type uint_least64_t = __uint_least64_t;
-pub type int_fast8_t = ::std::os::raw::c_schar;
-pub type int_fast16_t = ::std::os::raw::c_long;
-pub type int_fast32_t = ::std::os::raw::c_long;
-pub type int_fast64_t = ::std::os::raw::c_long;
-pub type uint_fast8_t = ::std::os::raw::c_uchar;
-pub type uint_fast16_t = ::std::os::raw::c_ulong;
-pub type uint_fast32_t = ::std::os::raw::c_ulong;
-pub type uint_fast64_t = ::std::os::raw::c_ulong;
-pub type intmax_t = __intmax_t;
-pub type uintmax_t = __uintmax_t;
-pub type wchar_t = ::std::os::raw::c_int;
-pub type _Float32 = f32;
-pub type _Float64 = f64;
-pub type _Float32x = f64;
-pub type _Float64x = u128;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct div_t {
-    pub quot: ::std::os::raw::c_int,
-    pub rem: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_div_t() {
-    const UNINIT: ::std::mem::MaybeUninit<div_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<div_t>(), 8usize, "Size of div_t");
-    assert_eq!(
-        ::std::mem::align_of::<div_t>(),
-        4usize,
-        "Alignment of div_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: div_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        4usize,
-        "Offset of field: div_t::rem"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ldiv_t {
-    pub quot: ::std::os::raw::c_long,
-    pub rem: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_ldiv_t() {
-    const UNINIT: ::std::mem::MaybeUninit<ldiv_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<ldiv_t>(), 16usize, "Size of ldiv_t");
-    assert_eq!(
-        ::std::mem::align_of::<ldiv_t>(),
-        8usize,
-        "Alignment of ldiv_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: ldiv_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        8usize,
-        "Offset of field: ldiv_t::rem"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct lldiv_t {
-    pub quot: ::std::os::raw::c_longlong,
-    pub rem: ::std::os::raw::c_longlong,
-}
-#[test]
-fn bindgen_test_layout_lldiv_t() {
-    const UNINIT: ::std::mem::MaybeUninit<lldiv_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<lldiv_t>(), 16usize, "Size of lldiv_t");
-    assert_eq!(
-        ::std::mem::align_of::<lldiv_t>(),
-        8usize,
-        "Alignment of lldiv_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: lldiv_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        8usize,
-        "Offset of field: lldiv_t::rem"
-    );
-}
-extern "C" {
-    pub fn __ctype_get_mb_cur_max() -> usize;
-}
-extern "C" {
-    pub fn atof(__nptr: *const ::std::os::raw::c_char) -> f64;
-}
-extern "C" {
-    pub fn atoi(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn atol(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn atoll(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtod(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> f64;
-}
-extern "C" {
-    pub fn strtof(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> f32;
-}
-extern "C" {
-    pub fn strtold(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> u128;
-}
-extern "C" {
-    pub fn strtol(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn strtoul(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn strtoq(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtouq(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulonglong;
-}
-extern "C" {
-    pub fn strtoll(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtoull(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulonglong;
-}
-extern "C" {
-    pub fn l64a(__n: ::std::os::raw::c_long) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn a64l(__s: *const ::std::os::raw::c_char) -> ::std::os::raw::c_long;
-}
-pub type u_char = __u_char;
-pub type u_short = __u_short;
-pub type u_int = __u_int;
-pub type u_long = __u_long;
-pub type quad_t = __quad_t;
-pub type u_quad_t = __u_quad_t;
-pub type fsid_t = __fsid_t;
-pub type loff_t = __loff_t;
-pub type ino_t = __ino_t;
-pub type dev_t = __dev_t;
-pub type gid_t = __gid_t;
-pub type mode_t = __mode_t;
-pub type nlink_t = __nlink_t;
-pub type uid_t = __uid_t;
-pub type off_t = __off_t;
-pub type pid_t = __pid_t;
-pub type id_t = __id_t;
-pub type daddr_t = __daddr_t;
-pub type caddr_t = __caddr_t;
-pub type key_t = __key_t;
-pub type clock_t = __clock_t;
-pub type clockid_t = __clockid_t;
-pub type time_t = __time_t;
-pub type timer_t = __timer_t;
-pub type ulong = ::std::os::raw::c_ulong;
-pub type ushort = ::std::os::raw::c_ushort;
-pub type uint = ::std::os::raw::c_uint;
-pub type u_int8_t = __uint8_t;
-pub type u_int16_t = __uint16_t;
-pub type u_int32_t = __uint32_t;
-pub type u_int64_t = __uint64_t;
-pub type register_t = ::std::os::raw::c_long;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __sigset_t {
-    pub __val: [::std::os::raw::c_ulong; 16usize],
-}
-#[test]
-fn bindgen_test_layout___sigset_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__sigset_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__sigset_t>(),
-        128usize,
-        "Size of __sigset_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__sigset_t>(),
-        8usize,
-        "Alignment of __sigset_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__val) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __sigset_t::__val"
-    );
-}
-pub type sigset_t = __sigset_t;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct timeval {
-    pub tv_sec: __time_t,
-    pub tv_usec: __suseconds_t,
-}
-#[test]
-fn bindgen_test_layout_timeval() {
-    const UNINIT: ::std::mem::MaybeUninit<timeval> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<timeval>(), 16usize, "Size of timeval");
-    assert_eq!(
-        ::std::mem::align_of::<timeval>(),
-        8usize,
-        "Alignment of timeval"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_sec) as usize - ptr as usize },
-        0usize,
-        "Offset of field: timeval::tv_sec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_usec) as usize - ptr as usize },
-        8usize,
-        "Offset of field: timeval::tv_usec"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct timespec {
-    pub tv_sec: __time_t,
-    pub tv_nsec: __syscall_slong_t,
-}
-#[test]
-fn bindgen_test_layout_timespec() {
-    const UNINIT: ::std::mem::MaybeUninit<timespec> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<timespec>(),
-        16usize,
-        "Size of timespec"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<timespec>(),
-        8usize,
-        "Alignment of timespec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_sec) as usize - ptr as usize },
-        0usize,
-        "Offset of field: timespec::tv_sec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_nsec) as usize - ptr as usize },
-        8usize,
-        "Offset of field: timespec::tv_nsec"
-    );
-}
-pub type suseconds_t = __suseconds_t;
-pub type __fd_mask = ::std::os::raw::c_long;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct fd_set {
-    pub __fds_bits: [__fd_mask; 16usize],
-}
-#[test]
-fn bindgen_test_layout_fd_set() {
-    const UNINIT: ::std::mem::MaybeUninit<fd_set> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<fd_set>(), 128usize, "Size of fd_set");
-    assert_eq!(
-        ::std::mem::align_of::<fd_set>(),
-        8usize,
-        "Alignment of fd_set"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__fds_bits) as usize - ptr as usize },
-        0usize,
-        "Offset of field: fd_set::__fds_bits"
-    );
-}
-pub type fd_mask = __fd_mask;
-extern "C" {
-    pub fn select(
-        __nfds: ::std::os::raw::c_int,
-        __readfds: *mut fd_set,
-        __writefds: *mut fd_set,
-        __exceptfds: *mut fd_set,
-        __timeout: *mut timeval,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn pselect(
-        __nfds: ::std::os::raw::c_int,
-        __readfds: *mut fd_set,
-        __writefds: *mut fd_set,
-        __exceptfds: *mut fd_set,
-        __timeout: *const timespec,
-        __sigmask: *const __sigset_t,
-    ) -> ::std::os::raw::c_int;
-}
-pub type blksize_t = __blksize_t;
-pub type blkcnt_t = __blkcnt_t;
-pub type fsblkcnt_t = __fsblkcnt_t;
-pub type fsfilcnt_t = __fsfilcnt_t;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union __atomic_wide_counter {
-    pub __value64: ::std::os::raw::c_ulonglong,
-    pub __value32: __atomic_wide_counter__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __atomic_wide_counter__bindgen_ty_1 {
-    pub __low: ::std::os::raw::c_uint,
-    pub __high: ::std::os::raw::c_uint,
-}
-#[test]
-fn bindgen_test_layout___atomic_wide_counter__bindgen_ty_1() {
-    const UNINIT: ::std::mem::MaybeUninit<__atomic_wide_counter__bindgen_ty_1> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__atomic_wide_counter__bindgen_ty_1>(),
-        8usize,
-        "Size of __atomic_wide_counter__bindgen_ty_1"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__atomic_wide_counter__bindgen_ty_1>(),
-        4usize,
-        "Alignment of __atomic_wide_counter__bindgen_ty_1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__low) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter__bindgen_ty_1::__low"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__high) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __atomic_wide_counter__bindgen_ty_1::__high"
-    );
-}
-#[test]
-fn bindgen_test_layout___atomic_wide_counter() {
-    const UNINIT: ::std::mem::MaybeUninit<__atomic_wide_counter> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__atomic_wide_counter>(),
-        8usize,
-        "Size of __atomic_wide_counter"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__atomic_wide_counter>(),
-        8usize,
-        "Alignment of __atomic_wide_counter"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value64) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter::__value64"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value32) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter::__value32"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_internal_list {
-    pub __prev: *mut __pthread_internal_list,
-    pub __next: *mut __pthread_internal_list,
-}
-#[test]
-fn bindgen_test_layout___pthread_internal_list() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_internal_list> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_internal_list>(),
-        16usize,
-        "Size of __pthread_internal_list"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_internal_list>(),
-        8usize,
-        "Alignment of __pthread_internal_list"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__prev) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_internal_list::__prev"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__next) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_internal_list::__next"
-    );
-}
-pub type __pthread_list_t = __pthread_internal_list;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_internal_slist {
-    pub __next: *mut __pthread_internal_slist,
-}
-#[test]
-fn bindgen_test_layout___pthread_internal_slist() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_internal_slist> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_internal_slist>(),
-        8usize,
-        "Size of __pthread_internal_slist"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_internal_slist>(),
-        8usize,
-        "Alignment of __pthread_internal_slist"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__next) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_internal_slist::__next"
-    );
-}
-pub type __pthread_slist_t = __pthread_internal_slist;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_mutex_s {
-    pub __lock: ::std::os::raw::c_int,
-    pub __count: ::std::os::raw::c_uint,
-    pub __owner: ::std::os::raw::c_int,
-    pub __nusers: ::std::os::raw::c_uint,
-    pub __kind: ::std::os::raw::c_int,
-    pub __spins: ::std::os::raw::c_short,
-    pub __elision: ::std::os::raw::c_short,
-    pub __list: __pthread_list_t,
-}
-#[test]
-fn bindgen_test_layout___pthread_mutex_s() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_mutex_s> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_mutex_s>(),
-        40usize,
-        "Size of __pthread_mutex_s"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_mutex_s>(),
-        8usize,
-        "Alignment of __pthread_mutex_s"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__lock) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_mutex_s::__lock"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__count) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __pthread_mutex_s::__count"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__owner) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_mutex_s::__owner"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__nusers) as usize - ptr as usize },
-        12usize,
-        "Offset of field: __pthread_mutex_s::__nusers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__kind) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_mutex_s::__kind"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__spins) as usize - ptr as usize },
-        20usize,
-        "Offset of field: __pthread_mutex_s::__spins"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__elision) as usize - ptr as usize },
-        22usize,
-        "Offset of field: __pthread_mutex_s::__elision"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__list) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_mutex_s::__list"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_rwlock_arch_t {
-    pub __readers: ::std::os::raw::c_uint,
-    pub __writers: ::std::os::raw::c_uint,
-    pub __wrphase_futex: ::std::os::raw::c_uint,
-    pub __writers_futex: ::std::os::raw::c_uint,
-    pub __pad3: ::std::os::raw::c_uint,
-    pub __pad4: ::std::os::raw::c_uint,
-    pub __cur_writer: ::std::os::raw::c_int,
-    pub __shared: ::std::os::raw::c_int,
-    pub __rwelision: ::std::os::raw::c_schar,
-    pub __pad1: [::std::os::raw::c_uchar; 7usize],
-    pub __pad2: ::std::os::raw::c_ulong,
-    pub __flags: ::std::os::raw::c_uint,
-}
-#[test]
-fn bindgen_test_layout___pthread_rwlock_arch_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_rwlock_arch_t> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_rwlock_arch_t>(),
-        56usize,
-        "Size of __pthread_rwlock_arch_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_rwlock_arch_t>(),
-        8usize,
-        "Alignment of __pthread_rwlock_arch_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__readers) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_rwlock_arch_t::__readers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__writers) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __pthread_rwlock_arch_t::__writers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wrphase_futex) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_rwlock_arch_t::__wrphase_futex"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__writers_futex) as usize - ptr as usize },
-        12usize,
-        "Offset of field: __pthread_rwlock_arch_t::__writers_futex"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad3) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad3"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad4) as usize - ptr as usize },
-        20usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad4"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__cur_writer) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_rwlock_arch_t::__cur_writer"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__shared) as usize - ptr as usize },
-        28usize,
-        "Offset of field: __pthread_rwlock_arch_t::__shared"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__rwelision) as usize - ptr as usize },
-        32usize,
-        "Offset of field: __pthread_rwlock_arch_t::__rwelision"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad1) as usize - ptr as usize },
-        33usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad2) as usize - ptr as usize },
-        40usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad2"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__flags) as usize - ptr as usize },
-        48usize,
-        "Offset of field: __pthread_rwlock_arch_t::__flags"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct __pthread_cond_s {
-    pub __wseq: __atomic_wide_counter,
-    pub __g1_start: __atomic_wide_counter,
-    pub __g_refs: [::std::os::raw::c_uint; 2usize],
-    pub __g_size: [::std::os::raw::c_uint; 2usize],
-    pub __g1_orig_size: ::std::os::raw::c_uint,
-    pub __wrefs: ::std::os::raw::c_uint,
-    pub __g_signals: [::std::os::raw::c_uint; 2usize],
-}
-#[test]
-fn bindgen_test_layout___pthread_cond_s() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_cond_s> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_cond_s>(),
-        48usize,
-        "Size of __pthread_cond_s"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_cond_s>(),
-        8usize,
-        "Alignment of __pthread_cond_s"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wseq) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_cond_s::__wseq"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g1_start) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_cond_s::__g1_start"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_refs) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_cond_s::__g_refs"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_size) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_cond_s::__g_size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g1_orig_size) as usize - ptr as usize },
-        32usize,
-        "Offset of field: __pthread_cond_s::__g1_orig_size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wrefs) as usize - ptr as usize },
-        36usize,
-        "Offset of field: __pthread_cond_s::__wrefs"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_signals) as usize - ptr as usize },
-        40usize,
-        "Offset of field: __pthread_cond_s::__g_signals"
-    );
-}
-pub type __tss_t = ::std::os::raw::c_uint;
-pub type __thrd_t = ::std::os::raw::c_ulong;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __once_flag {
-    pub __data: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout___once_flag() {
-    const UNINIT: ::std::mem::MaybeUninit<__once_flag> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__once_flag>(),
-        4usize,
-        "Size of __once_flag"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__once_flag>(),
-        4usize,
-        "Alignment of __once_flag"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __once_flag::__data"
-    );
-}
-pub type pthread_t = ::std::os::raw::c_ulong;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_mutexattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_mutexattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_mutexattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_mutexattr_t>(),
-        4usize,
-        "Size of pthread_mutexattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_mutexattr_t>(),
-        4usize,
-        "Alignment of pthread_mutexattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutexattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutexattr_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_condattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_condattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_condattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_condattr_t>(),
-        4usize,
-        "Size of pthread_condattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_condattr_t>(),
-        4usize,
-        "Alignment of pthread_condattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_condattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_condattr_t::__align"
-    );
-}
-pub type pthread_key_t = ::std::os::raw::c_uint;
-pub type pthread_once_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_attr_t {
-    pub __size: [::std::os::raw::c_char; 56usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_attr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_attr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_attr_t>(),
-        56usize,
-        "Size of pthread_attr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_attr_t>(),
-        8usize,
-        "Alignment of pthread_attr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_attr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_attr_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_mutex_t {
-    pub __data: __pthread_mutex_s,
-    pub __size: [::std::os::raw::c_char; 40usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_mutex_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_mutex_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_mutex_t>(),
-        40usize,
-        "Size of pthread_mutex_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_mutex_t>(),
-        8usize,
-        "Alignment of pthread_mutex_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_cond_t {
-    pub __data: __pthread_cond_s,
-    pub __size: [::std::os::raw::c_char; 48usize],
-    pub __align: ::std::os::raw::c_longlong,
-}
-#[test]
-fn bindgen_test_layout_pthread_cond_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_cond_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_cond_t>(),
-        48usize,
-        "Size of pthread_cond_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_cond_t>(),
-        8usize,
-        "Alignment of pthread_cond_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_rwlock_t {
-    pub __data: __pthread_rwlock_arch_t,
-    pub __size: [::std::os::raw::c_char; 56usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_rwlock_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_rwlock_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_rwlock_t>(),
-        56usize,
-        "Size of pthread_rwlock_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_rwlock_t>(),
-        8usize,
-        "Alignment of pthread_rwlock_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_rwlockattr_t {
-    pub __size: [::std::os::raw::c_char; 8usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_rwlockattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_rwlockattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_rwlockattr_t>(),
-        8usize,
-        "Size of pthread_rwlockattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_rwlockattr_t>(),
-        8usize,
-        "Alignment of pthread_rwlockattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlockattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlockattr_t::__align"
-    );
-}
-pub type pthread_spinlock_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_barrier_t {
-    pub __size: [::std::os::raw::c_char; 32usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_barrier_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_barrier_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_barrier_t>(),
-        32usize,
-        "Size of pthread_barrier_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_barrier_t>(),
-        8usize,
-        "Alignment of pthread_barrier_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrier_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrier_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_barrierattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_barrierattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_barrierattr_t> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_barrierattr_t>(),
-        4usize,
-        "Size of pthread_barrierattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_barrierattr_t>(),
-        4usize,
-        "Alignment of pthread_barrierattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrierattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrierattr_t::__align"
-    );
-}
-extern "C" {
-    pub fn random() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn srandom(__seed: ::std::os::raw::c_uint);
-}
-extern "C" {
-    pub fn initstate(
-        __seed: ::std::os::raw::c_uint,
-        __statebuf: *mut ::std::os::raw::c_char,
-        __statelen: usize,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn setstate(__statebuf: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct random_data {
-    pub fptr: *mut i32,
-    pub rptr: *mut i32,
-    pub state: *mut i32,
-    pub rand_type: ::std::os::raw::c_int,
-    pub rand_deg: ::std::os::raw::c_int,
-    pub rand_sep: ::std::os::raw::c_int,
-    pub end_ptr: *mut i32,
-}
-#[test]
-fn bindgen_test_layout_random_data() {
-    const UNINIT: ::std::mem::MaybeUninit<random_data> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<random_data>(),
-        48usize,
-        "Size of random_data"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<random_data>(),
-        8usize,
-        "Alignment of random_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).fptr) as usize - ptr as usize },
-        0usize,
-        "Offset of field: random_data::fptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rptr) as usize - ptr as usize },
-        8usize,
-        "Offset of field: random_data::rptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).state) as usize - ptr as usize },
-        16usize,
-        "Offset of field: random_data::state"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_type) as usize - ptr as usize },
-        24usize,
-        "Offset of field: random_data::rand_type"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_deg) as usize - ptr as usize },
-        28usize,
-        "Offset of field: random_data::rand_deg"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_sep) as usize - ptr as usize },
-        32usize,
-        "Offset of field: random_data::rand_sep"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).end_ptr) as usize - ptr as usize },
-        40usize,
-        "Offset of field: random_data::end_ptr"
-    );
-}
-extern "C" {
-    pub fn random_r(__buf: *mut random_data, __result: *mut i32) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srandom_r(
-        __seed: ::std::os::raw::c_uint,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn initstate_r(
-        __seed: ::std::os::raw::c_uint,
-        __statebuf: *mut ::std::os::raw::c_char,
-        __statelen: usize,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setstate_r(
-        __statebuf: *mut ::std::os::raw::c_char,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn rand() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srand(__seed: ::std::os::raw::c_uint);
-}
-extern "C" {
-    pub fn rand_r(__seed: *mut ::std::os::raw::c_uint) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn drand48() -> f64;
-}
-extern "C" {
-    pub fn erand48(__xsubi: *mut ::std::os::raw::c_ushort) -> f64;
-}
-extern "C" {
-    pub fn lrand48() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn nrand48(__xsubi: *mut ::std::os::raw::c_ushort) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn mrand48() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn jrand48(__xsubi: *mut ::std::os::raw::c_ushort) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn srand48(__seedval: ::std::os::raw::c_long);
-}
-extern "C" {
-    pub fn seed48(__seed16v: *mut ::std::os::raw::c_ushort) -> *mut ::std::os::raw::c_ushort;
-}
-extern "C" {
-    pub fn lcong48(__param: *mut ::std::os::raw::c_ushort);
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct drand48_data {
-    pub __x: [::std::os::raw::c_ushort; 3usize],
-    pub __old_x: [::std::os::raw::c_ushort; 3usize],
-    pub __c: ::std::os::raw::c_ushort,
-    pub __init: ::std::os::raw::c_ushort,
-    pub __a: ::std::os::raw::c_ulonglong,
-}
-#[test]
-fn bindgen_test_layout_drand48_data() {
-    const UNINIT: ::std::mem::MaybeUninit<drand48_data> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<drand48_data>(),
-        24usize,
-        "Size of drand48_data"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<drand48_data>(),
-        8usize,
-        "Alignment of drand48_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__x) as usize - ptr as usize },
-        0usize,
-        "Offset of field: drand48_data::__x"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__old_x) as usize - ptr as usize },
-        6usize,
-        "Offset of field: drand48_data::__old_x"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__c) as usize - ptr as usize },
-        12usize,
-        "Offset of field: drand48_data::__c"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__init) as usize - ptr as usize },
-        14usize,
-        "Offset of field: drand48_data::__init"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__a) as usize - ptr as usize },
-        16usize,
-        "Offset of field: drand48_data::__a"
-    );
-}
-extern "C" {
-    pub fn drand48_r(__buffer: *mut drand48_data, __result: *mut f64) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn erand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut f64,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn lrand48_r(
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn nrand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mrand48_r(
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn jrand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srand48_r(
-        __seedval: ::std::os::raw::c_long,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn seed48_r(
-        __seed16v: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn lcong48_r(
-        __param: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn arc4random() -> __uint32_t;
-}
-extern "C" {
-    pub fn arc4random_buf(__buf: *mut ::std::os::raw::c_void, __size: usize);
-}
-extern "C" {
-    pub fn arc4random_uniform(__upper_bound: __uint32_t) -> __uint32_t;
-}
-extern "C" {
-    pub fn calloc(
-        __nmemb: ::std::os::raw::c_ulong,
-        __size: ::std::os::raw::c_ulong,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn free(__ptr: *mut ::std::os::raw::c_void);
-}
-extern "C" {
-    pub fn reallocarray(
-        __ptr: *mut ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn alloca(__size: ::std::os::raw::c_ulong) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn valloc(__size: usize) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn posix_memalign(
-        __memptr: *mut *mut ::std::os::raw::c_void,
-        __alignment: usize,
-        __size: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn aligned_alloc(
-        __alignment: ::std::os::raw::c_ulong,
-        __size: ::std::os::raw::c_ulong,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn abort() -> !;
-}
-extern "C" {
-    pub fn atexit(__func: ::std::option::Option<unsafe extern "C" fn()>) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn at_quick_exit(
-        __func: ::std::option::Option<unsafe extern "C" fn()>,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn on_exit(
-        __func: ::std::option::Option<
-            unsafe extern "C" fn(
-                __status: ::std::os::raw::c_int,
-                __arg: *mut ::std::os::raw::c_void,
-            ),
-        >,
-        __arg: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn quick_exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn _Exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn getenv(__name: *const ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn putenv(__string: *mut ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setenv(
-        __name: *const ::std::os::raw::c_char,
-        __value: *const ::std::os::raw::c_char,
-        __replace: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn unsetenv(__name: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearenv() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mktemp(__template: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn mkstemp(__template: *mut ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mkstemps(
-        __template: *mut ::std::os::raw::c_char,
-        __suffixlen: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mkdtemp(__template: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn system(__command: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn realpath(
-        __name: *const ::std::os::raw::c_char,
-        __resolved: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-pub type __compar_fn_t = ::std::option::Option<
-    unsafe extern "C" fn(
-        arg1: *const ::std::os::raw::c_void,
-        arg2: *const ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int,
->;
-extern "C" {
-    pub fn bsearch(
-        __key: *const ::std::os::raw::c_void,
-        __base: *const ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-        __compar: __compar_fn_t,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn qsort(
-        __base: *mut ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-        __compar: __compar_fn_t,
-    );
-}
-extern "C" {
-    pub fn abs(__x: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn labs(__x: ::std::os::raw::c_long) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn llabs(__x: ::std::os::raw::c_longlong) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn div(__numer: ::std::os::raw::c_int, __denom: ::std::os::raw::c_int) -> div_t;
-}
-extern "C" {
-    pub fn ldiv(__numer: ::std::os::raw::c_long, __denom: ::std::os::raw::c_long) -> ldiv_t;
-}
-extern "C" {
-    pub fn lldiv(
-        __numer: ::std::os::raw::c_longlong,
-        __denom: ::std::os::raw::c_longlong,
-    ) -> lldiv_t;
-}
-extern "C" {
-    pub fn ecvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn fcvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn gcvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qecvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qfcvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qgcvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn ecvt_r(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fcvt_r(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn qecvt_r(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn qfcvt_r(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mblen(__s: *const ::std::os::raw::c_char, __n: usize) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mbtowc(
-        __pwc: *mut wchar_t,
-        __s: *const ::std::os::raw::c_char,
-        __n: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn wctomb(__s: *mut ::std::os::raw::c_char, __wchar: wchar_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mbstowcs(__pwcs: *mut wchar_t, __s: *const ::std::os::raw::c_char, __n: usize) -> usize;
-}
-extern "C" {
-    pub fn wcstombs(__s: *mut ::std::os::raw::c_char, __pwcs: *const wchar_t, __n: usize) -> usize;
-}
-extern "C" {
-    pub fn rpmatch(__response: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getsubopt(
-        __optionp: *mut *mut ::std::os::raw::c_char,
-        __tokens: *const *mut ::std::os::raw::c_char,
-        __valuep: *mut *mut ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getloadavg(__loadavg: *mut f64, __nelem: ::std::os::raw::c_int)
-        -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn cacos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cacosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cexp(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cexp(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn clog(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __clog(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cpow(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cpow(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csqrt(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csqrt(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cabs(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __cabs(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn carg(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __carg(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn conj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __conj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cproj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cproj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cimag(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __cimag(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn creal(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __creal(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn cacosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cacosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn casinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __casinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn catanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __catanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ccosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ccosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ctanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ctanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cacoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cacoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn casinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __casinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn catanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __catanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ccoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ccoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ctanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ctanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cexpf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cexpf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn clogf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __clogf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cpowf(__x: __BindgenComplex<f32>, __y: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cpowf(__x: __BindgenComplex<f32>, __y: __BindgenComplex<f32>)
-        -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csqrtf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csqrtf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cabsf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cabsf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn cargf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cargf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn conjf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __conjf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cprojf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cprojf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cimagf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cimagf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn crealf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __crealf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn cacosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cacoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cexpl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cexpl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn clogl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __clogl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cpowl(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cpowl(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>)
-        -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csqrtl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csqrtl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cabsl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cabsl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn cargl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cargl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn conjl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __conjl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cprojl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cprojl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cimagl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cimagl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn creall(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __creall(__z: __BindgenComplex<f64>) -> u128;
-}
 pub type mlx_complex64_t = __BindgenComplex<f32>;
 #[doc = " A N-dimensional array object."]
 #[repr(C)]
@@ -2290,16 +57,8 @@ pub struct mlx_array_ {
 fn bindgen_test_layout_mlx_array_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_array_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_array_>(),
-        8usize,
-        "Size of mlx_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_array_>(),
-        8usize,
-        "Alignment of mlx_array_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_array_>(), 8usize, "Size of mlx_array_");
+    assert_eq!(::std::mem::align_of::<mlx_array_>(), 8usize, "Alignment of mlx_array_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -2413,10 +172,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Set array to a int scalar."]
-    pub fn mlx_array_set_int(
-        arr: *mut mlx_array,
-        val: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_set_int(arr: *mut mlx_array, val: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Set array to a float32 scalar."]
@@ -2436,11 +192,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Set array to a complex scalar."]
-    pub fn mlx_array_set_complex(
-        arr: *mut mlx_array,
-        real_val: f32,
-        imag_val: f32,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_set_complex(arr: *mut mlx_array, real_val: f32, imag_val: f32) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Set array to specified data and shape.\n @param arr Destination array.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements."]
@@ -2534,10 +286,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Access the value of a scalar array."]
-    pub fn mlx_array_item_complex64(
-        res: *mut mlx_complex64_t,
-        arr: mlx_array,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_item_complex64(res: *mut mlx_complex64_t, arr: mlx_array) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `bool*`.\n Array must be evaluated, otherwise returns NULL."]
@@ -2615,14 +364,9 @@ pub struct mlx_map_string_to_array_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_map_string_to_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_array_>(),
-        8usize,
-        "Size of mlx_map_string_to_array_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_map_string_to_array_>(), 8usize, "Size of mlx_map_string_to_array_");
     assert_eq!(
         ::std::mem::align_of::<mlx_map_string_to_array_>(),
         8usize,
@@ -2730,8 +474,7 @@ pub struct mlx_map_string_to_string_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_map_string_to_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
     assert_eq!(
         ::std::mem::size_of::<mlx_map_string_to_string_>(),
@@ -2848,16 +591,8 @@ pub struct mlx_optional_int_ {
 fn bindgen_test_layout_mlx_optional_int_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_optional_int_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_int_>(),
-        8usize,
-        "Size of mlx_optional_int_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_int_>(),
-        4usize,
-        "Alignment of mlx_optional_int_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_optional_int_>(), 8usize, "Size of mlx_optional_int_");
+    assert_eq!(::std::mem::align_of::<mlx_optional_int_>(), 4usize, "Alignment of mlx_optional_int_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
         0usize,
@@ -2882,16 +617,8 @@ pub struct mlx_optional_float_ {
 fn bindgen_test_layout_mlx_optional_float_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_optional_float_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_float_>(),
-        8usize,
-        "Size of mlx_optional_float_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_float_>(),
-        4usize,
-        "Alignment of mlx_optional_float_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_optional_float_>(), 8usize, "Size of mlx_optional_float_");
+    assert_eq!(::std::mem::align_of::<mlx_optional_float_>(), 4usize, "Alignment of mlx_optional_float_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
         0usize,
@@ -2916,16 +643,8 @@ pub struct mlx_optional_dtype_ {
 fn bindgen_test_layout_mlx_optional_dtype_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_optional_dtype_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_dtype_>(),
-        8usize,
-        "Size of mlx_optional_dtype_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_dtype_>(),
-        4usize,
-        "Alignment of mlx_optional_dtype_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_optional_dtype_>(), 8usize, "Size of mlx_optional_dtype_");
+    assert_eq!(::std::mem::align_of::<mlx_optional_dtype_>(), 4usize, "Alignment of mlx_optional_dtype_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
         0usize,
@@ -2939,39 +658,6 @@ fn bindgen_test_layout_mlx_optional_dtype_() {
 }
 #[doc = " A dtype optional."]
 pub type mlx_optional_dtype = mlx_optional_dtype_;
-#[repr(C)]
-#[repr(align(16))]
-#[derive(Debug, Copy, Clone)]
-pub struct max_align_t {
-    pub __clang_max_align_nonce1: ::std::os::raw::c_longlong,
-    pub __bindgen_padding_0: u64,
-    pub __clang_max_align_nonce2: u128,
-}
-#[test]
-fn bindgen_test_layout_max_align_t() {
-    const UNINIT: ::std::mem::MaybeUninit<max_align_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<max_align_t>(),
-        32usize,
-        "Size of max_align_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<max_align_t>(),
-        16usize,
-        "Alignment of max_align_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__clang_max_align_nonce1) as usize - ptr as usize },
-        0usize,
-        "Offset of field: max_align_t::__clang_max_align_nonce1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__clang_max_align_nonce2) as usize - ptr as usize },
-        16usize,
-        "Offset of field: max_align_t::__clang_max_align_nonce2"
-    );
-}
 #[doc = " A MLX device object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2982,16 +668,8 @@ pub struct mlx_device_ {
 fn bindgen_test_layout_mlx_device_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_device_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_device_>(),
-        8usize,
-        "Size of mlx_device_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_device_>(),
-        8usize,
-        "Alignment of mlx_device_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_device_>(), 8usize, "Size of mlx_device_");
+    assert_eq!(::std::mem::align_of::<mlx_device_>(), 8usize, "Alignment of mlx_device_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3034,17 +712,11 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Returns the index of the device."]
-    pub fn mlx_device_get_index(
-        index: *mut ::std::os::raw::c_int,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_get_index(index: *mut ::std::os::raw::c_int, dev: mlx_device) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Returns the type of the device."]
-    pub fn mlx_device_get_type(
-        type_: *mut mlx_device_type,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_get_type(type_: *mut mlx_device_type, dev: mlx_device) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Returns the default MLX device."]
@@ -3075,16 +747,8 @@ pub struct mlx_device_info_ {
 fn bindgen_test_layout_mlx_device_info_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_device_info_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_device_info_>(),
-        8usize,
-        "Size of mlx_device_info_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_device_info_>(),
-        8usize,
-        "Alignment of mlx_device_info_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_device_info_>(), 8usize, "Size of mlx_device_info_");
+    assert_eq!(::std::mem::align_of::<mlx_device_info_>(), 8usize, "Alignment of mlx_device_info_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3099,10 +763,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Get device information for a device."]
-    pub fn mlx_device_info_get(
-        info: *mut mlx_device_info,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_info_get(info: *mut mlx_device_info, dev: mlx_device) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Free a device info object."]
@@ -3157,16 +818,8 @@ pub struct mlx_stream_ {
 fn bindgen_test_layout_mlx_stream_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_stream_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_stream_>(),
-        8usize,
-        "Size of mlx_stream_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_stream_>(),
-        8usize,
-        "Alignment of mlx_stream_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_stream_>(), 8usize, "Size of mlx_stream_");
+    assert_eq!(::std::mem::align_of::<mlx_stream_>(), 8usize, "Alignment of mlx_stream_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3183,14 +836,9 @@ pub struct mlx_stream_thread_local_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_stream_thread_local_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_thread_local_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_thread_local_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_stream_thread_local_>(),
-        8usize,
-        "Size of mlx_stream_thread_local_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_stream_thread_local_>(), 8usize, "Size of mlx_stream_thread_local_");
     assert_eq!(
         ::std::mem::align_of::<mlx_stream_thread_local_>(),
         8usize,
@@ -3262,8 +910,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Return the device of the stream."]
-    pub fn mlx_stream_get_device(dev: *mut mlx_device, stream: mlx_stream)
-        -> ::std::os::raw::c_int;
+    pub fn mlx_stream_get_device(dev: *mut mlx_device, stream: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Return the index of the stream."]
@@ -3290,10 +937,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Returns the default stream on the given device."]
-    pub fn mlx_get_default_stream(
-        stream: *mut mlx_stream,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_get_default_stream(stream: *mut mlx_stream, dev: mlx_device) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Set default stream."]
@@ -3317,16 +961,8 @@ pub struct mlx_vector_array_ {
 fn bindgen_test_layout_mlx_vector_array_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_vector_array_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_array_>(),
-        8usize,
-        "Size of mlx_vector_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_array_>(),
-        8usize,
-        "Alignment of mlx_vector_array_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_vector_array_>(), 8usize, "Size of mlx_vector_array_");
+    assert_eq!(::std::mem::align_of::<mlx_vector_array_>(), 8usize, "Alignment of mlx_vector_array_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3339,10 +975,7 @@ extern "C" {
     pub fn mlx_vector_array_new() -> mlx_vector_array;
 }
 extern "C" {
-    pub fn mlx_vector_array_set(
-        vec: *mut mlx_vector_array,
-        src: mlx_vector_array,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_array_set(vec: *mut mlx_vector_array, src: mlx_vector_array) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_array_free(vec: mlx_vector_array) -> ::std::os::raw::c_int;
@@ -3361,10 +994,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_vector_array_set_value(
-        vec: *mut mlx_vector_array,
-        val: mlx_array,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_array_set_value(vec: *mut mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_array_append_data(
@@ -3374,10 +1004,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_vector_array_append_value(
-        vec: mlx_vector_array,
-        val: mlx_array,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_array_append_value(vec: mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_array_size(vec: mlx_vector_array) -> usize;
@@ -3397,14 +1024,9 @@ pub struct mlx_vector_vector_array_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_vector_vector_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_vector_array_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_vector_array_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_vector_array_>(),
-        8usize,
-        "Size of mlx_vector_vector_array_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_vector_vector_array_>(), 8usize, "Size of mlx_vector_vector_array_");
     assert_eq!(
         ::std::mem::align_of::<mlx_vector_vector_array_>(),
         8usize,
@@ -3485,16 +1107,8 @@ pub struct mlx_vector_int_ {
 fn bindgen_test_layout_mlx_vector_int_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_vector_int_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_int_>(),
-        8usize,
-        "Size of mlx_vector_int_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_int_>(),
-        8usize,
-        "Alignment of mlx_vector_int_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_vector_int_>(), 8usize, "Size of mlx_vector_int_");
+    assert_eq!(::std::mem::align_of::<mlx_vector_int_>(), 8usize, "Alignment of mlx_vector_int_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3507,17 +1121,13 @@ extern "C" {
     pub fn mlx_vector_int_new() -> mlx_vector_int;
 }
 extern "C" {
-    pub fn mlx_vector_int_set(
-        vec: *mut mlx_vector_int,
-        src: mlx_vector_int,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_int_set(vec: *mut mlx_vector_int, src: mlx_vector_int) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_int_free(vec: mlx_vector_int) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_vector_int_new_data(data: *mut ::std::os::raw::c_int, size: usize)
-        -> mlx_vector_int;
+    pub fn mlx_vector_int_new_data(data: *mut ::std::os::raw::c_int, size: usize) -> mlx_vector_int;
 }
 extern "C" {
     pub fn mlx_vector_int_new_value(val: ::std::os::raw::c_int) -> mlx_vector_int;
@@ -3568,16 +1178,8 @@ pub struct mlx_vector_string_ {
 fn bindgen_test_layout_mlx_vector_string_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_vector_string_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_string_>(),
-        8usize,
-        "Size of mlx_vector_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_string_>(),
-        8usize,
-        "Alignment of mlx_vector_string_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_vector_string_>(), 8usize, "Size of mlx_vector_string_");
+    assert_eq!(::std::mem::align_of::<mlx_vector_string_>(), 8usize, "Alignment of mlx_vector_string_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3651,16 +1253,8 @@ pub struct mlx_vector_stream_ {
 fn bindgen_test_layout_mlx_vector_stream_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_vector_stream_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_stream_>(),
-        8usize,
-        "Size of mlx_vector_stream_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_stream_>(),
-        8usize,
-        "Alignment of mlx_vector_stream_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_vector_stream_>(), 8usize, "Size of mlx_vector_stream_");
+    assert_eq!(::std::mem::align_of::<mlx_vector_stream_>(), 8usize, "Alignment of mlx_vector_stream_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3693,10 +1287,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_vector_stream_set_value(
-        vec: *mut mlx_vector_stream,
-        val: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_stream_set_value(vec: *mut mlx_vector_stream, val: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_stream_append_data(
@@ -3706,10 +1298,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_vector_stream_append_value(
-        vec: mlx_vector_stream,
-        val: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_vector_stream_append_value(vec: mlx_vector_stream, val: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_vector_stream_size(vec: mlx_vector_stream) -> usize;
@@ -3731,16 +1320,8 @@ pub struct mlx_closure_ {
 fn bindgen_test_layout_mlx_closure_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_closure_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_>(),
-        8usize,
-        "Size of mlx_closure_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_>(),
-        8usize,
-        "Alignment of mlx_closure_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_closure_>(), 8usize, "Size of mlx_closure_");
+    assert_eq!(::std::mem::align_of::<mlx_closure_>(), 8usize, "Alignment of mlx_closure_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3804,16 +1385,8 @@ pub struct mlx_closure_kwargs_ {
 fn bindgen_test_layout_mlx_closure_kwargs_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_closure_kwargs_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_kwargs_>(),
-        8usize,
-        "Size of mlx_closure_kwargs_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_kwargs_>(),
-        8usize,
-        "Alignment of mlx_closure_kwargs_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_closure_kwargs_>(), 8usize, "Size of mlx_closure_kwargs_");
+    assert_eq!(::std::mem::align_of::<mlx_closure_kwargs_>(), 8usize, "Alignment of mlx_closure_kwargs_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -3873,8 +1446,7 @@ pub struct mlx_closure_value_and_grad_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_closure_value_and_grad_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_value_and_grad_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_value_and_grad_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
     assert_eq!(
         ::std::mem::size_of::<mlx_closure_value_and_grad_>(),
@@ -3897,9 +1469,7 @@ extern "C" {
     pub fn mlx_closure_value_and_grad_new() -> mlx_closure_value_and_grad;
 }
 extern "C" {
-    pub fn mlx_closure_value_and_grad_free(
-        cls: mlx_closure_value_and_grad,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_closure_value_and_grad_free(cls: mlx_closure_value_and_grad) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_closure_value_and_grad_new_func(
@@ -3949,16 +1519,8 @@ pub struct mlx_closure_custom_ {
 fn bindgen_test_layout_mlx_closure_custom_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_>(),
-        8usize,
-        "Size of mlx_closure_custom_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_closure_custom_>(), 8usize, "Size of mlx_closure_custom_");
+    assert_eq!(::std::mem::align_of::<mlx_closure_custom_>(), 8usize, "Alignment of mlx_closure_custom_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -4021,14 +1583,9 @@ pub struct mlx_closure_custom_jvp_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_closure_custom_jvp_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_jvp_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_jvp_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_jvp_>(),
-        8usize,
-        "Size of mlx_closure_custom_jvp_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_closure_custom_jvp_>(), 8usize, "Size of mlx_closure_custom_jvp_");
     assert_eq!(
         ::std::mem::align_of::<mlx_closure_custom_jvp_>(),
         8usize,
@@ -4099,14 +1656,9 @@ pub struct mlx_closure_custom_vmap_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_closure_custom_vmap_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_vmap_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_vmap_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_vmap_>(),
-        8usize,
-        "Size of mlx_closure_custom_vmap_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_closure_custom_vmap_>(), 8usize, "Size of mlx_closure_custom_vmap_");
     assert_eq!(
         ::std::mem::align_of::<mlx_closure_custom_vmap_>(),
         8usize,
@@ -4170,788 +1722,6 @@ extern "C" {
         input_1_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-pub type va_list = __builtin_va_list;
-pub type __gnuc_va_list = __builtin_va_list;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct __mbstate_t {
-    pub __count: ::std::os::raw::c_int,
-    pub __value: __mbstate_t__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union __mbstate_t__bindgen_ty_1 {
-    pub __wch: ::std::os::raw::c_uint,
-    pub __wchb: [::std::os::raw::c_char; 4usize],
-}
-#[test]
-fn bindgen_test_layout___mbstate_t__bindgen_ty_1() {
-    const UNINIT: ::std::mem::MaybeUninit<__mbstate_t__bindgen_ty_1> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__mbstate_t__bindgen_ty_1>(),
-        4usize,
-        "Size of __mbstate_t__bindgen_ty_1"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__mbstate_t__bindgen_ty_1>(),
-        4usize,
-        "Alignment of __mbstate_t__bindgen_ty_1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wch) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t__bindgen_ty_1::__wch"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wchb) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t__bindgen_ty_1::__wchb"
-    );
-}
-#[test]
-fn bindgen_test_layout___mbstate_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__mbstate_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__mbstate_t>(),
-        8usize,
-        "Size of __mbstate_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__mbstate_t>(),
-        4usize,
-        "Alignment of __mbstate_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__count) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t::__count"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __mbstate_t::__value"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct _G_fpos_t {
-    pub __pos: __off_t,
-    pub __state: __mbstate_t,
-}
-#[test]
-fn bindgen_test_layout__G_fpos_t() {
-    const UNINIT: ::std::mem::MaybeUninit<_G_fpos_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_G_fpos_t>(),
-        16usize,
-        "Size of _G_fpos_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_G_fpos_t>(),
-        8usize,
-        "Alignment of _G_fpos_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pos) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _G_fpos_t::__pos"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__state) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _G_fpos_t::__state"
-    );
-}
-pub type __fpos_t = _G_fpos_t;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct _G_fpos64_t {
-    pub __pos: __off64_t,
-    pub __state: __mbstate_t,
-}
-#[test]
-fn bindgen_test_layout__G_fpos64_t() {
-    const UNINIT: ::std::mem::MaybeUninit<_G_fpos64_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_G_fpos64_t>(),
-        16usize,
-        "Size of _G_fpos64_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_G_fpos64_t>(),
-        8usize,
-        "Alignment of _G_fpos64_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pos) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _G_fpos64_t::__pos"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__state) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _G_fpos64_t::__state"
-    );
-}
-pub type __fpos64_t = _G_fpos64_t;
-pub type __FILE = _IO_FILE;
-pub type FILE = _IO_FILE;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_marker {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_codecvt {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_wide_data {
-    _unused: [u8; 0],
-}
-pub type _IO_lock_t = ::std::os::raw::c_void;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_FILE {
-    pub _flags: ::std::os::raw::c_int,
-    pub _IO_read_ptr: *mut ::std::os::raw::c_char,
-    pub _IO_read_end: *mut ::std::os::raw::c_char,
-    pub _IO_read_base: *mut ::std::os::raw::c_char,
-    pub _IO_write_base: *mut ::std::os::raw::c_char,
-    pub _IO_write_ptr: *mut ::std::os::raw::c_char,
-    pub _IO_write_end: *mut ::std::os::raw::c_char,
-    pub _IO_buf_base: *mut ::std::os::raw::c_char,
-    pub _IO_buf_end: *mut ::std::os::raw::c_char,
-    pub _IO_save_base: *mut ::std::os::raw::c_char,
-    pub _IO_backup_base: *mut ::std::os::raw::c_char,
-    pub _IO_save_end: *mut ::std::os::raw::c_char,
-    pub _markers: *mut _IO_marker,
-    pub _chain: *mut _IO_FILE,
-    pub _fileno: ::std::os::raw::c_int,
-    pub _flags2: ::std::os::raw::c_int,
-    pub _old_offset: __off_t,
-    pub _cur_column: ::std::os::raw::c_ushort,
-    pub _vtable_offset: ::std::os::raw::c_schar,
-    pub _shortbuf: [::std::os::raw::c_char; 1usize],
-    pub _lock: *mut _IO_lock_t,
-    pub _offset: __off64_t,
-    pub _codecvt: *mut _IO_codecvt,
-    pub _wide_data: *mut _IO_wide_data,
-    pub _freeres_list: *mut _IO_FILE,
-    pub _freeres_buf: *mut ::std::os::raw::c_void,
-    pub __pad5: usize,
-    pub _mode: ::std::os::raw::c_int,
-    pub _unused2: [::std::os::raw::c_char; 20usize],
-}
-#[test]
-fn bindgen_test_layout__IO_FILE() {
-    const UNINIT: ::std::mem::MaybeUninit<_IO_FILE> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_IO_FILE>(),
-        216usize,
-        "Size of _IO_FILE"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_IO_FILE>(),
-        8usize,
-        "Alignment of _IO_FILE"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._flags) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _IO_FILE::_flags"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_ptr) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _IO_FILE::_IO_read_ptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_end) as usize - ptr as usize },
-        16usize,
-        "Offset of field: _IO_FILE::_IO_read_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_base) as usize - ptr as usize },
-        24usize,
-        "Offset of field: _IO_FILE::_IO_read_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_base) as usize - ptr as usize },
-        32usize,
-        "Offset of field: _IO_FILE::_IO_write_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_ptr) as usize - ptr as usize },
-        40usize,
-        "Offset of field: _IO_FILE::_IO_write_ptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_end) as usize - ptr as usize },
-        48usize,
-        "Offset of field: _IO_FILE::_IO_write_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_buf_base) as usize - ptr as usize },
-        56usize,
-        "Offset of field: _IO_FILE::_IO_buf_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_buf_end) as usize - ptr as usize },
-        64usize,
-        "Offset of field: _IO_FILE::_IO_buf_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_save_base) as usize - ptr as usize },
-        72usize,
-        "Offset of field: _IO_FILE::_IO_save_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_backup_base) as usize - ptr as usize },
-        80usize,
-        "Offset of field: _IO_FILE::_IO_backup_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_save_end) as usize - ptr as usize },
-        88usize,
-        "Offset of field: _IO_FILE::_IO_save_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._markers) as usize - ptr as usize },
-        96usize,
-        "Offset of field: _IO_FILE::_markers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._chain) as usize - ptr as usize },
-        104usize,
-        "Offset of field: _IO_FILE::_chain"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._fileno) as usize - ptr as usize },
-        112usize,
-        "Offset of field: _IO_FILE::_fileno"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._flags2) as usize - ptr as usize },
-        116usize,
-        "Offset of field: _IO_FILE::_flags2"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._old_offset) as usize - ptr as usize },
-        120usize,
-        "Offset of field: _IO_FILE::_old_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._cur_column) as usize - ptr as usize },
-        128usize,
-        "Offset of field: _IO_FILE::_cur_column"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._vtable_offset) as usize - ptr as usize },
-        130usize,
-        "Offset of field: _IO_FILE::_vtable_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._shortbuf) as usize - ptr as usize },
-        131usize,
-        "Offset of field: _IO_FILE::_shortbuf"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._lock) as usize - ptr as usize },
-        136usize,
-        "Offset of field: _IO_FILE::_lock"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._offset) as usize - ptr as usize },
-        144usize,
-        "Offset of field: _IO_FILE::_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._codecvt) as usize - ptr as usize },
-        152usize,
-        "Offset of field: _IO_FILE::_codecvt"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._wide_data) as usize - ptr as usize },
-        160usize,
-        "Offset of field: _IO_FILE::_wide_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._freeres_list) as usize - ptr as usize },
-        168usize,
-        "Offset of field: _IO_FILE::_freeres_list"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._freeres_buf) as usize - ptr as usize },
-        176usize,
-        "Offset of field: _IO_FILE::_freeres_buf"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad5) as usize - ptr as usize },
-        184usize,
-        "Offset of field: _IO_FILE::__pad5"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._mode) as usize - ptr as usize },
-        192usize,
-        "Offset of field: _IO_FILE::_mode"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._unused2) as usize - ptr as usize },
-        196usize,
-        "Offset of field: _IO_FILE::_unused2"
-    );
-}
-pub type fpos_t = __fpos_t;
-extern "C" {
-    pub static mut stdin: *mut FILE;
-}
-extern "C" {
-    pub static mut stdout: *mut FILE;
-}
-extern "C" {
-    pub static mut stderr: *mut FILE;
-}
-extern "C" {
-    pub fn remove(__filename: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn rename(
-        __old: *const ::std::os::raw::c_char,
-        __new: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn renameat(
-        __oldfd: ::std::os::raw::c_int,
-        __old: *const ::std::os::raw::c_char,
-        __newfd: ::std::os::raw::c_int,
-        __new: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fclose(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn tmpfile() -> *mut FILE;
-}
-extern "C" {
-    pub fn tmpnam(arg1: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn tmpnam_r(__s: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn tempnam(
-        __dir: *const ::std::os::raw::c_char,
-        __pfx: *const ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn fflush(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fflush_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fopen(
-        __filename: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn freopen(
-        __filename: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-        __stream: *mut FILE,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn fdopen(__fd: ::std::os::raw::c_int, __modes: *const ::std::os::raw::c_char)
-        -> *mut FILE;
-}
-extern "C" {
-    pub fn fmemopen(
-        __s: *mut ::std::os::raw::c_void,
-        __len: usize,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn open_memstream(
-        __bufloc: *mut *mut ::std::os::raw::c_char,
-        __sizeloc: *mut usize,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn setbuf(__stream: *mut FILE, __buf: *mut ::std::os::raw::c_char);
-}
-extern "C" {
-    pub fn setvbuf(
-        __stream: *mut FILE,
-        __buf: *mut ::std::os::raw::c_char,
-        __modes: ::std::os::raw::c_int,
-        __n: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setbuffer(__stream: *mut FILE, __buf: *mut ::std::os::raw::c_char, __size: usize);
-}
-extern "C" {
-    pub fn setlinebuf(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn fprintf(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn printf(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn sprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vfprintf(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vprintf(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn snprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __maxlen: ::std::os::raw::c_ulong,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsnprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __maxlen: ::std::os::raw::c_ulong,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vdprintf(
-        __fd: ::std::os::raw::c_int,
-        __fmt: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn dprintf(
-        __fd: ::std::os::raw::c_int,
-        __fmt: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fscanf(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn scanf(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn sscanf(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_fscanf"]
-    pub fn fscanf1(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_scanf"]
-    pub fn scanf1(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_sscanf"]
-    pub fn sscanf1(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vfscanf(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vscanf(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsscanf(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vfscanf"]
-    pub fn vfscanf1(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vscanf"]
-    pub fn vscanf1(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vsscanf"]
-    pub fn vsscanf1(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgetc(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getc(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getchar() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getc_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getchar_unlocked() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgetc_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fputc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putchar(__c: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fputc_unlocked(__c: ::std::os::raw::c_int, __stream: *mut FILE)
-        -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putc_unlocked(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putchar_unlocked(__c: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getw(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putw(__w: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgets(
-        __s: *mut ::std::os::raw::c_char,
-        __n: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn __getdelim(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __delimiter: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn getdelim(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __delimiter: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn getline(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn fputs(__s: *const ::std::os::raw::c_char, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn puts(__s: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ungetc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fread(
-        __ptr: *mut ::std::os::raw::c_void,
-        __size: ::std::os::raw::c_ulong,
-        __n: ::std::os::raw::c_ulong,
-        __stream: *mut FILE,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn fwrite(
-        __ptr: *const ::std::os::raw::c_void,
-        __size: ::std::os::raw::c_ulong,
-        __n: ::std::os::raw::c_ulong,
-        __s: *mut FILE,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn fread_unlocked(
-        __ptr: *mut ::std::os::raw::c_void,
-        __size: usize,
-        __n: usize,
-        __stream: *mut FILE,
-    ) -> usize;
-}
-extern "C" {
-    pub fn fwrite_unlocked(
-        __ptr: *const ::std::os::raw::c_void,
-        __size: usize,
-        __n: usize,
-        __stream: *mut FILE,
-    ) -> usize;
-}
-extern "C" {
-    pub fn fseek(
-        __stream: *mut FILE,
-        __off: ::std::os::raw::c_long,
-        __whence: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ftell(__stream: *mut FILE) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn rewind(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn fseeko(
-        __stream: *mut FILE,
-        __off: __off_t,
-        __whence: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ftello(__stream: *mut FILE) -> __off_t;
-}
-extern "C" {
-    pub fn fgetpos(__stream: *mut FILE, __pos: *mut fpos_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fsetpos(__stream: *mut FILE, __pos: *const fpos_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearerr(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn feof(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ferror(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearerr_unlocked(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn feof_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ferror_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn perror(__s: *const ::std::os::raw::c_char);
-}
-extern "C" {
-    pub fn fileno(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fileno_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn pclose(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn popen(
-        __command: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn ctermid(__s: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn flockfile(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn ftrylockfile(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn funlockfile(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn __uflow(arg1: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn __overflow(arg1: *mut FILE, arg2: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
 #[doc = " A MLX distributed group object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4960,14 +1730,9 @@ pub struct mlx_distributed_group_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_distributed_group_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_distributed_group_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_distributed_group_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_distributed_group_>(),
-        8usize,
-        "Size of mlx_distributed_group_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_distributed_group_>(), 8usize, "Size of mlx_distributed_group_");
     assert_eq!(
         ::std::mem::align_of::<mlx_distributed_group_>(),
         8usize,
@@ -5028,16 +1793,8 @@ pub struct mlx_io_reader_ {
 fn bindgen_test_layout_mlx_io_reader_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_io_reader_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_reader_>(),
-        8usize,
-        "Size of mlx_io_reader_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_reader_>(),
-        8usize,
-        "Alignment of mlx_io_reader_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_io_reader_>(), 8usize, "Size of mlx_io_reader_");
+    assert_eq!(::std::mem::align_of::<mlx_io_reader_>(), 8usize, "Alignment of mlx_io_reader_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -5056,16 +1813,8 @@ pub struct mlx_io_writer_ {
 fn bindgen_test_layout_mlx_io_writer_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_io_writer_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_writer_>(),
-        8usize,
-        "Size of mlx_io_writer_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_writer_>(),
-        8usize,
-        "Alignment of mlx_io_writer_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_io_writer_>(), 8usize, "Size of mlx_io_writer_");
+    assert_eq!(::std::mem::align_of::<mlx_io_writer_>(), 8usize, "Alignment of mlx_io_writer_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -5078,12 +1827,9 @@ pub type mlx_io_writer = mlx_io_writer_;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx_io_vtable_ {
-    pub is_open:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
-    pub good:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
-    pub tell:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> usize>,
+    pub is_open: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
+    pub good: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
+    pub tell: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> usize>,
     pub seek: ::std::option::Option<
         unsafe extern "C" fn(
             arg1: *mut ::std::os::raw::c_void,
@@ -5122,16 +1868,8 @@ pub struct mlx_io_vtable_ {
 fn bindgen_test_layout_mlx_io_vtable_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_io_vtable_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_vtable_>(),
-        72usize,
-        "Size of mlx_io_vtable_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_vtable_>(),
-        8usize,
-        "Alignment of mlx_io_vtable_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_io_vtable_>(), 72usize, "Size of mlx_io_vtable_");
+    assert_eq!(::std::mem::align_of::<mlx_io_vtable_>(), 8usize, "Alignment of mlx_io_vtable_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).is_open) as usize - ptr as usize },
         0usize,
@@ -5182,10 +1920,7 @@ fn bindgen_test_layout_mlx_io_vtable_() {
 pub type mlx_io_vtable = mlx_io_vtable_;
 extern "C" {
     #[doc = " Returns a new custom IO reader.\n `vtable` operates on user descriptor `desc`."]
-    pub fn mlx_io_reader_new(
-        desc: *mut ::std::os::raw::c_void,
-        vtable: mlx_io_vtable,
-    ) -> mlx_io_reader;
+    pub fn mlx_io_reader_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_reader;
 }
 extern "C" {
     #[doc = " Get IO reader user descriptor."]
@@ -5196,10 +1931,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Get IO reader description."]
-    pub fn mlx_io_reader_tostring(
-        str_: *mut mlx_string,
-        io: mlx_io_reader,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_io_reader_tostring(str_: *mut mlx_string, io: mlx_io_reader) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Free IO reader.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
@@ -5207,10 +1939,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Returns a new custom IO writer.\n `vtable` operates on user descriptor `desc`."]
-    pub fn mlx_io_writer_new(
-        desc: *mut ::std::os::raw::c_void,
-        vtable: mlx_io_vtable,
-    ) -> mlx_io_writer;
+    pub fn mlx_io_writer_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_writer;
 }
 extern "C" {
     #[doc = " Get IO writer user descriptor."]
@@ -5221,10 +1950,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Get IO writer description."]
-    pub fn mlx_io_writer_tostring(
-        str_: *mut mlx_string,
-        io: mlx_io_writer,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_io_writer_tostring(str_: *mut mlx_string, io: mlx_io_writer) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " Free IO writer.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
@@ -5240,16 +1966,8 @@ pub struct mlx_io_gguf_ {
 fn bindgen_test_layout_mlx_io_gguf_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_io_gguf_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_gguf_>(),
-        8usize,
-        "Size of mlx_io_gguf_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_gguf_>(),
-        8usize,
-        "Alignment of mlx_io_gguf_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_io_gguf_>(), 8usize, "Size of mlx_io_gguf_");
+    assert_eq!(::std::mem::align_of::<mlx_io_gguf_>(), 8usize, "Alignment of mlx_io_gguf_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -5265,10 +1983,7 @@ extern "C" {
     pub fn mlx_io_gguf_free(io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_io_gguf_get_keys(
-        keys: *mut mlx_vector_string,
-        io: mlx_io_gguf,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_io_gguf_get_keys(keys: *mut mlx_vector_string, io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_io_gguf_get_array(
@@ -5364,16 +2079,8 @@ pub struct mlx_compile_cache_ {
 fn bindgen_test_layout_mlx_compile_cache_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_compile_cache_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_compile_cache_>(),
-        8usize,
-        "Size of mlx_compile_cache_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_compile_cache_>(),
-        8usize,
-        "Alignment of mlx_compile_cache_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_compile_cache_>(), 8usize, "Size of mlx_compile_cache_");
+    assert_eq!(::std::mem::align_of::<mlx_compile_cache_>(), 8usize, "Alignment of mlx_compile_cache_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -5388,11 +2095,7 @@ extern "C" {
     pub fn mlx_compile_cache_free(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_compile(
-        res: *mut mlx_closure,
-        fun: mlx_closure,
-        shapeless: bool,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_compile(res: *mut mlx_closure, fun: mlx_closure, shapeless: bool) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_detail_compile(
@@ -5411,10 +2114,7 @@ extern "C" {
     pub fn mlx_detail_compile_clear_cache(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_detail_compile_erase(
-        cache: mlx_compile_cache,
-        fun_id: usize,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_detail_compile_erase(cache: mlx_compile_cache, fun_id: usize) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_disable_compile() -> ::std::os::raw::c_int;
@@ -5545,14 +2245,9 @@ pub struct mlx_function_exporter_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_function_exporter_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_function_exporter_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_function_exporter_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_function_exporter_>(),
-        8usize,
-        "Size of mlx_function_exporter_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_function_exporter_>(), 8usize, "Size of mlx_function_exporter_");
     assert_eq!(
         ::std::mem::align_of::<mlx_function_exporter_>(),
         8usize,
@@ -5595,14 +2290,9 @@ pub struct mlx_imported_function_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_imported_function_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_imported_function_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_imported_function_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_imported_function_>(),
-        8usize,
-        "Size of mlx_imported_function_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_imported_function_>(), 8usize, "Size of mlx_imported_function_");
     assert_eq!(
         ::std::mem::align_of::<mlx_imported_function_>(),
         8usize,
@@ -5652,8 +2342,7 @@ pub struct mlx_fast_cuda_kernel_config_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_fast_cuda_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_config_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_config_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
     assert_eq!(
         ::std::mem::size_of::<mlx_fast_cuda_kernel_config_>(),
@@ -5742,19 +2431,10 @@ pub struct mlx_fast_cuda_kernel_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_fast_cuda_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_cuda_kernel_>(),
-        8usize,
-        "Size of mlx_fast_cuda_kernel_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_cuda_kernel_>(),
-        8usize,
-        "Alignment of mlx_fast_cuda_kernel_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_fast_cuda_kernel_>(), 8usize, "Size of mlx_fast_cuda_kernel_");
+    assert_eq!(::std::mem::align_of::<mlx_fast_cuda_kernel_>(), 8usize, "Alignment of mlx_fast_cuda_kernel_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -5802,8 +2482,7 @@ pub struct mlx_fast_metal_kernel_config_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_fast_metal_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_config_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_config_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
     assert_eq!(
         ::std::mem::size_of::<mlx_fast_metal_kernel_config_>(),
@@ -5892,14 +2571,9 @@ pub struct mlx_fast_metal_kernel_ {
 }
 #[test]
 fn bindgen_test_layout_mlx_fast_metal_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_> =
-        ::std::mem::MaybeUninit::uninit();
+    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_metal_kernel_>(),
-        8usize,
-        "Size of mlx_fast_metal_kernel_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_fast_metal_kernel_>(), 8usize, "Size of mlx_fast_metal_kernel_");
     assert_eq!(
         ::std::mem::align_of::<mlx_fast_metal_kernel_>(),
         8usize,
@@ -6171,16 +2845,8 @@ pub struct mlx_node_namer_ {
 fn bindgen_test_layout_mlx_node_namer_() {
     const UNINIT: ::std::mem::MaybeUninit<mlx_node_namer_> = ::std::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_node_namer_>(),
-        8usize,
-        "Size of mlx_node_namer_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_node_namer_>(),
-        8usize,
-        "Alignment of mlx_node_namer_"
-    );
+    assert_eq!(::std::mem::size_of::<mlx_node_namer_>(), 8usize, "Size of mlx_node_namer_");
+    assert_eq!(::std::mem::align_of::<mlx_node_namer_>(), 8usize, "Alignment of mlx_node_namer_");
     assert_eq!(
         unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
         0usize,
@@ -6268,10 +2934,7 @@ extern "C" {
     pub fn mlx_save(file: *const ::std::os::raw::c_char, a: mlx_array) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_save_gguf(
-        file: *const ::std::os::raw::c_char,
-        gguf: mlx_io_gguf,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_save_gguf(file: *const ::std::os::raw::c_char, gguf: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_save_safetensors_writer(
@@ -6314,11 +2977,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_linalg_det(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_linalg_det(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_linalg_eig(
@@ -6338,11 +2997,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_linalg_eigvals(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_linalg_eigvals(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_linalg_eigvalsh(
@@ -6353,18 +3008,10 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_linalg_inv(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_linalg_inv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_linalg_lu(
-        res: *mut mlx_vector_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_linalg_lu(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_linalg_lu_factor(
@@ -6407,11 +3054,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_linalg_pinv(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_linalg_pinv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_linalg_qr(
@@ -6498,9 +3141,7 @@ extern "C" {
     pub fn mlx_metal_is_available(res: *mut bool) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_metal_set_metallib_path(
-        path: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_metal_set_metallib_path(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_metal_start_capture(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
@@ -6513,12 +3154,7 @@ extern "C" {
     pub fn mlx_abs(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_add(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_add(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_addmm(
@@ -6551,12 +3187,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_all(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_all(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_allclose(
@@ -6589,12 +3221,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_any(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_any(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_arange(
@@ -6724,25 +3352,13 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_atleast_1d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_atleast_1d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_atleast_2d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_atleast_2d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_atleast_3d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_atleast_3d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_bartlett(
@@ -6760,11 +3376,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_bitwise_invert(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_bitwise_invert(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_bitwise_or(
@@ -6845,8 +3457,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_conjugate(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
-        -> ::std::os::raw::c_int;
+    pub fn mlx_conjugate(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_contiguous(
@@ -7164,12 +3775,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_equal(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_equal(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_erf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
@@ -7370,18 +3977,12 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_hamming(
-        res: *mut mlx_array,
-        M: ::std::os::raw::c_int,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_hamming(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_hanning(
-        res: *mut mlx_array,
-        M: ::std::os::raw::c_int,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_hanning(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_identity(
@@ -7395,12 +3996,8 @@ extern "C" {
     pub fn mlx_imag(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_inner(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_inner(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_isclose(
@@ -7429,12 +4026,7 @@ extern "C" {
     pub fn mlx_isposinf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_kron(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_kron(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_left_shift(
@@ -7445,12 +4037,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_less(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_less(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_less_equal(
@@ -7529,11 +4116,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_logical_not(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_logical_not(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_logical_or(
@@ -7615,12 +4198,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_max(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_max(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_maximum(
@@ -7713,12 +4292,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_min(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_min(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_minimum(
@@ -7795,16 +4370,11 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_ones_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
-        -> ::std::os::raw::c_int;
+    pub fn mlx_ones_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_outer(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_outer(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_pad(
@@ -7852,12 +4422,8 @@ extern "C" {
     pub fn mlx_positive(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_power(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_power(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_prod_axes(
@@ -7942,11 +4508,7 @@ extern "C" {
     pub fn mlx_real(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_reciprocal(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_reciprocal(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_remainder(
@@ -8374,11 +4936,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_stack(
-        res: *mut mlx_array,
-        arrays: mlx_vector_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_stack(res: *mut mlx_array, arrays: mlx_vector_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_std_axes(
@@ -8411,11 +4969,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_stop_gradient(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_stop_gradient(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_subtract(
@@ -8445,12 +4999,8 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_sum(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_sum(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_swapaxes(
@@ -8567,8 +5117,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_transpose(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
-        -> ::std::os::raw::c_int;
+    pub fn mlx_transpose(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_tri(
@@ -8618,11 +5167,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_unstack(
-        res: *mut mlx_vector_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_unstack(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     pub fn mlx_var_axes(
@@ -8698,11 +5243,7 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
-    pub fn mlx_zeros_like(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_zeros_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
 extern "C" {
     #[doc = " \\defgroup random Random number operations\n/\n/**@{"]
@@ -8965,48 +5506,4 @@ extern "C" {
 }
 extern "C" {
     pub fn mlx_version(str_: *mut mlx_string) -> ::std::os::raw::c_int;
-}
-pub type __builtin_va_list = [__va_list_tag; 1usize];
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __va_list_tag {
-    pub gp_offset: ::std::os::raw::c_uint,
-    pub fp_offset: ::std::os::raw::c_uint,
-    pub overflow_arg_area: *mut ::std::os::raw::c_void,
-    pub reg_save_area: *mut ::std::os::raw::c_void,
-}
-#[test]
-fn bindgen_test_layout___va_list_tag() {
-    const UNINIT: ::std::mem::MaybeUninit<__va_list_tag> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__va_list_tag>(),
-        24usize,
-        "Size of __va_list_tag"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__va_list_tag>(),
-        8usize,
-        "Alignment of __va_list_tag"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).gp_offset) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __va_list_tag::gp_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).fp_offset) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __va_list_tag::fp_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).overflow_arg_area) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __va_list_tag::overflow_arg_area"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).reg_save_area) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __va_list_tag::reg_save_area"
-    );
 }
