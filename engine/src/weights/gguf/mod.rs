@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-pub use affine::{Affine, requantize, to_affine};
+pub use affine::{Affine, Scales, requantize, to_affine};
 pub use blocks::{GgmlType, decode};
 pub use model::{Fallback, GgufModel, SUPPORTED_ARCHITECTURES};
 pub use reader::Value;
@@ -208,6 +208,3 @@ impl Gguf {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,6 +10,7 @@ pub mod pack;
 pub mod pointwise;
 pub mod pool;
 pub mod qmm;
+pub mod recurrent;
 pub mod rope;
 
 #[cfg(test)]

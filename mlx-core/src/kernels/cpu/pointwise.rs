@@ -118,6 +118,6 @@ fn erf(x: f32) -> f32 {
     // Taylor series, exact to rounding below 1/2.
     let z = x * x;
     let series = [-1.0 / 1320.0, 1.0 / 216.0, -1.0 / 42.0, 0.1, -1.0 / 3.0, 1.0];
-    let near = x * series.iter().fold(0f32, |p, c| p.mul_add(z, *c)) * 1.128_379_2;
+    let near = x * series.iter().fold(0f32, |p, c| p.mul_add(z, *c)) * std::f32::consts::FRAC_2_SQRT_PI;
     if a < 0.5 { near } else { far.copysign(x) }
 }

@@ -138,10 +138,12 @@ impl Pool {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         }
+        // Cleared on both ways out, or the next job would be told of this one's failure.
+        let failed = shared.failed.swap(false, Ordering::Relaxed);
         if let Err(panic) = mine {
             std::panic::resume_unwind(panic);
         }
-        assert!(!shared.failed.swap(false, Ordering::Relaxed), "a kernel panicked on a worker");
+        assert!(!failed, "a kernel panicked on a worker");
     }
 }
 
