@@ -16,7 +16,7 @@ pub fn regenerate(sources: &Path, package: &Path) -> Result<(), String> {
     headers.retain(|path| path.extension().is_some_and(|e| e == "h"));
     headers.sort();
     let mut builder = bindgen::Builder::default()
-        .rust_target("1.73.0".parse().map_err(|err| format!("rust target: {err:?}"))?)
+        .rust_target("1.82.0".parse().map_err(|err| format!("rust target: {err:?}"))?)
         .clang_arg(format!("-I{}", sources.display()))
         // Only what is mlx-c's own, so that the outcome is the same over any system's headers; src/lib.rs declares
         // what differs by processor or system.

@@ -12,37 +12,31 @@ pub struct __BindgenComplex<T> {
 pub struct mlx_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_string_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_string_>(), 8usize, "Size of mlx_string_");
-    assert_eq!(::std::mem::align_of::<mlx_string_>(), 8usize, "Alignment of mlx_string_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_string_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_string_"][::std::mem::size_of::<mlx_string_>() - 8usize];
+    ["Alignment of mlx_string_"][::std::mem::align_of::<mlx_string_>() - 8usize];
+    ["Offset of field: mlx_string_::ctx"][::std::mem::offset_of!(mlx_string_, ctx) - 0usize];
+};
 #[doc = " A MLX string object."]
 pub type mlx_string = mlx_string_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string."]
     pub fn mlx_string_new() -> mlx_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new string, copying contents from `str`, which must end with `\\0`."]
     pub fn mlx_string_new_data(str_: *const ::std::os::raw::c_char) -> mlx_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set string to src string."]
     pub fn mlx_string_set(str_: *mut mlx_string, src: mlx_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the string contents.\n The pointer is valid for the life duration of the string."]
     pub fn mlx_string_data(str_: mlx_string) -> *const ::std::os::raw::c_char;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free string."]
     pub fn mlx_string_free(str_: mlx_string) -> ::std::os::raw::c_int;
 }
@@ -53,21 +47,15 @@ pub type mlx_complex64_t = __BindgenComplex<f32>;
 pub struct mlx_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_array_>(), 8usize, "Size of mlx_array_");
-    assert_eq!(::std::mem::align_of::<mlx_array_>(), 8usize, "Alignment of mlx_array_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_array_"][::std::mem::size_of::<mlx_array_>() - 8usize];
+    ["Alignment of mlx_array_"][::std::mem::align_of::<mlx_array_>() - 8usize];
+    ["Offset of field: mlx_array_::ctx"][::std::mem::offset_of!(mlx_array_, ctx) - 0usize];
+};
 #[doc = " A N-dimensional array object."]
 pub type mlx_array = mlx_array_;
-extern "C" {
+unsafe extern "C" {
     pub static mut mlx_array_empty: mlx_array;
 }
 pub const mlx_dtype__MLX_BOOL: mlx_dtype_ = 0;
@@ -88,51 +76,51 @@ pub const mlx_dtype__MLX_COMPLEX64: mlx_dtype_ = 13;
 pub type mlx_dtype_ = ::std::os::raw::c_uint;
 #[doc = " Array element type."]
 pub use self::mlx_dtype_ as mlx_dtype;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Size of given mlx_dtype datatype in bytes."]
     pub fn mlx_dtype_size(dtype: mlx_dtype) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get array description."]
     pub fn mlx_array_tostring(str_: *mut mlx_string, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New empty array."]
     pub fn mlx_array_new() -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free an array."]
     pub fn mlx_array_free(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a bool scalar."]
     pub fn mlx_array_new_bool(val: bool) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a int scalar."]
     pub fn mlx_array_new_int(val: ::std::os::raw::c_int) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float32 scalar."]
     pub fn mlx_array_new_float32(val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float scalar.\n Same as float32."]
     pub fn mlx_array_new_float(val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float64 scalar."]
     pub fn mlx_array_new_float64(val: f64) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a double scalar.\n Same as float64."]
     pub fn mlx_array_new_double(val: f64) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a complex scalar."]
     pub fn mlx_array_new_complex(real_val: f32, imag_val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements."]
     pub fn mlx_array_new_data(
         data: *const ::std::os::raw::c_void,
@@ -141,7 +129,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements.\n @param dtor Callback for when the buffer is no longer needed."]
     pub fn mlx_array_new_data_managed(
         data: *mut ::std::os::raw::c_void,
@@ -151,7 +139,7 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements.\n @param payload Payload pointer passed to the `dtor` callback instead of\n `data`.\n @param dtor Callback for when the buffer is no longer needed."]
     pub fn mlx_array_new_data_managed_payload(
         data: *mut ::std::os::raw::c_void,
@@ -162,39 +150,39 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to provided src array."]
     pub fn mlx_array_set(arr: *mut mlx_array, src: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a bool scalar."]
     pub fn mlx_array_set_bool(arr: *mut mlx_array, val: bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a int scalar."]
     pub fn mlx_array_set_int(arr: *mut mlx_array, val: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float32 scalar."]
     pub fn mlx_array_set_float32(arr: *mut mlx_array, val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float scalar."]
     pub fn mlx_array_set_float(arr: *mut mlx_array, val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float64 scalar."]
     pub fn mlx_array_set_float64(arr: *mut mlx_array, val: f64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a double scalar."]
     pub fn mlx_array_set_double(arr: *mut mlx_array, val: f64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a complex scalar."]
     pub fn mlx_array_set_complex(arr: *mut mlx_array, real_val: f32, imag_val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to specified data and shape.\n @param arr Destination array.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements."]
     pub fn mlx_array_set_data(
         arr: *mut mlx_array,
@@ -204,155 +192,155 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The size of the array's datatype in bytes."]
     pub fn mlx_array_itemsize(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Number of elements in the array."]
     pub fn mlx_array_size(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The number of bytes in the array."]
     pub fn mlx_array_nbytes(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The array's dimension."]
     pub fn mlx_array_ndim(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The shape of the array.\n Returns: a pointer to the sizes of each dimension."]
     pub fn mlx_array_shape(arr: mlx_array) -> *const ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The strides of the array.\n Returns: a pointer to the sizes of each dimension."]
     pub fn mlx_array_strides(arr: mlx_array) -> *const usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The shape of the array in a particular dimension."]
     pub fn mlx_array_dim(arr: mlx_array, dim: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The array element type."]
     pub fn mlx_array_dtype(arr: mlx_array) -> mlx_dtype;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Evaluate the array."]
     pub fn mlx_array_eval(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_bool(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint8(res: *mut u8, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint16(res: *mut u16, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint32(res: *mut u32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint64(res: *mut u64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int8(res: *mut i8, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int16(res: *mut i16, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int32(res: *mut i32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int64(res: *mut i64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_float32(res: *mut f32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_float64(res: *mut f64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_complex64(res: *mut mlx_complex64_t, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `bool*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_bool(arr: mlx_array) -> *const bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint8_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint8(arr: mlx_array) -> *const u8;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint16_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint16(arr: mlx_array) -> *const u16;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint32_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint32(arr: mlx_array) -> *const u32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint64_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint64(arr: mlx_array) -> *const u64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int8_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int8(arr: mlx_array) -> *const i8;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int16_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int16(arr: mlx_array) -> *const i16;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int32_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int32(arr: mlx_array) -> *const i32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int64_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int64(arr: mlx_array) -> *const i64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `float32*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_float32(arr: mlx_array) -> *const f32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `float64*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_float64(arr: mlx_array) -> *const f64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `_Complex*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_complex64(arr: mlx_array) -> *const mlx_complex64_t;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if the array is available.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_available(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Wait on the array to be available. After this `_mlx_array_is_available`\n returns `true`. Internal function: use at your own risk."]
     pub fn _mlx_array_wait(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array is contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array's rows are contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_row_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array's columns are contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_col_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
@@ -362,40 +350,31 @@ extern "C" {
 pub struct mlx_map_string_to_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_map_string_to_array_>(), 8usize, "Size of mlx_map_string_to_array_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_array_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_array_"][::std::mem::size_of::<mlx_map_string_to_array_>() - 8usize];
+    ["Alignment of mlx_map_string_to_array_"][::std::mem::align_of::<mlx_map_string_to_array_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_array_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_, ctx) - 0usize];
+};
 #[doc = " A string-to-array map"]
 pub type mlx_map_string_to_array = mlx_map_string_to_array_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string-to-array map."]
     pub fn mlx_map_string_to_array_new() -> mlx_map_string_to_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set map to provided src map."]
     pub fn mlx_map_string_to_array_set(
         map: *mut mlx_map_string_to_array,
         src: mlx_map_string_to_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a string-to-array map."]
     pub fn mlx_map_string_to_array_free(map: mlx_map_string_to_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Insert a new `value` at the specified `key` in the map."]
     pub fn mlx_map_string_to_array_insert(
         map: mlx_map_string_to_array,
@@ -403,7 +382,7 @@ extern "C" {
         value: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the value indexed at the specified `key` in the map."]
     pub fn mlx_map_string_to_array_get(
         value: *mut mlx_array,
@@ -418,47 +397,32 @@ pub struct mlx_map_string_to_array_iterator_ {
     pub ctx: *mut ::std::os::raw::c_void,
     pub map_ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_array_iterator_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_iterator_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_array_iterator_>(),
-        16usize,
-        "Size of mlx_map_string_to_array_iterator_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_array_iterator_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_array_iterator_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_array_iterator_::ctx"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).map_ctx) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_map_string_to_array_iterator_::map_ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_array_iterator_"]
+        [::std::mem::size_of::<mlx_map_string_to_array_iterator_>() - 16usize];
+    ["Alignment of mlx_map_string_to_array_iterator_"]
+        [::std::mem::align_of::<mlx_map_string_to_array_iterator_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_array_iterator_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_iterator_, ctx) - 0usize];
+    ["Offset of field: mlx_map_string_to_array_iterator_::map_ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_iterator_, map_ctx) - 8usize];
+};
 #[doc = " An iterator over a string-to-array map."]
 pub type mlx_map_string_to_array_iterator = mlx_map_string_to_array_iterator_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new iterator over the given map."]
     pub fn mlx_map_string_to_array_iterator_new(
         map: mlx_map_string_to_array,
     ) -> mlx_map_string_to_array_iterator;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free iterator."]
     pub fn mlx_map_string_to_array_iterator_free(
         it: mlx_map_string_to_array_iterator,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Increment iterator."]
     pub fn mlx_map_string_to_array_iterator_next(
         key: *mut *const ::std::os::raw::c_char,
@@ -472,44 +436,31 @@ extern "C" {
 pub struct mlx_map_string_to_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_string_>(),
-        8usize,
-        "Size of mlx_map_string_to_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_string_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_string_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_string_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_string_"][::std::mem::size_of::<mlx_map_string_to_string_>() - 8usize];
+    ["Alignment of mlx_map_string_to_string_"][::std::mem::align_of::<mlx_map_string_to_string_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_string_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_, ctx) - 0usize];
+};
 #[doc = " A string-to-string map"]
 pub type mlx_map_string_to_string = mlx_map_string_to_string_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string-to-string map."]
     pub fn mlx_map_string_to_string_new() -> mlx_map_string_to_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set map to provided src map."]
     pub fn mlx_map_string_to_string_set(
         map: *mut mlx_map_string_to_string,
         src: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a string-to-string map."]
     pub fn mlx_map_string_to_string_free(map: mlx_map_string_to_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Insert a new `value` at the specified `key` in the map."]
     pub fn mlx_map_string_to_string_insert(
         map: mlx_map_string_to_string,
@@ -517,7 +468,7 @@ extern "C" {
         value: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the value indexed at the specified `key` in the map."]
     pub fn mlx_map_string_to_string_get(
         value: *mut *const ::std::os::raw::c_char,
@@ -532,47 +483,32 @@ pub struct mlx_map_string_to_string_iterator_ {
     pub ctx: *mut ::std::os::raw::c_void,
     pub map_ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_string_iterator_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_iterator_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_string_iterator_>(),
-        16usize,
-        "Size of mlx_map_string_to_string_iterator_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_string_iterator_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_string_iterator_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_string_iterator_::ctx"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).map_ctx) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_map_string_to_string_iterator_::map_ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_string_iterator_"]
+        [::std::mem::size_of::<mlx_map_string_to_string_iterator_>() - 16usize];
+    ["Alignment of mlx_map_string_to_string_iterator_"]
+        [::std::mem::align_of::<mlx_map_string_to_string_iterator_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_string_iterator_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_iterator_, ctx) - 0usize];
+    ["Offset of field: mlx_map_string_to_string_iterator_::map_ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_iterator_, map_ctx) - 8usize];
+};
 #[doc = " An iterator over a string-to-string map."]
 pub type mlx_map_string_to_string_iterator = mlx_map_string_to_string_iterator_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new iterator over the given map."]
     pub fn mlx_map_string_to_string_iterator_new(
         map: mlx_map_string_to_string,
     ) -> mlx_map_string_to_string_iterator;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free iterator."]
     pub fn mlx_map_string_to_string_iterator_free(
         it: mlx_map_string_to_string_iterator,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Increment iterator."]
     pub fn mlx_map_string_to_string_iterator_next(
         key: *mut *const ::std::os::raw::c_char,
@@ -587,23 +523,14 @@ pub struct mlx_optional_int_ {
     pub value: ::std::os::raw::c_int,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_int_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_int_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_optional_int_>(), 8usize, "Size of mlx_optional_int_");
-    assert_eq!(::std::mem::align_of::<mlx_optional_int_>(), 4usize, "Alignment of mlx_optional_int_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_int_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_int_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_int_"][::std::mem::size_of::<mlx_optional_int_>() - 8usize];
+    ["Alignment of mlx_optional_int_"][::std::mem::align_of::<mlx_optional_int_>() - 4usize];
+    ["Offset of field: mlx_optional_int_::value"][::std::mem::offset_of!(mlx_optional_int_, value) - 0usize];
+    ["Offset of field: mlx_optional_int_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_int_, has_value) - 4usize];
+};
 #[doc = " A int optional."]
 pub type mlx_optional_int = mlx_optional_int_;
 #[doc = " A float optional."]
@@ -613,23 +540,15 @@ pub struct mlx_optional_float_ {
     pub value: f32,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_float_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_float_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_optional_float_>(), 8usize, "Size of mlx_optional_float_");
-    assert_eq!(::std::mem::align_of::<mlx_optional_float_>(), 4usize, "Alignment of mlx_optional_float_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_float_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_float_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_float_"][::std::mem::size_of::<mlx_optional_float_>() - 8usize];
+    ["Alignment of mlx_optional_float_"][::std::mem::align_of::<mlx_optional_float_>() - 4usize];
+    ["Offset of field: mlx_optional_float_::value"]
+        [::std::mem::offset_of!(mlx_optional_float_, value) - 0usize];
+    ["Offset of field: mlx_optional_float_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_float_, has_value) - 4usize];
+};
 #[doc = " A float optional."]
 pub type mlx_optional_float = mlx_optional_float_;
 #[doc = " A dtype optional."]
@@ -639,23 +558,15 @@ pub struct mlx_optional_dtype_ {
     pub value: mlx_dtype,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_dtype_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_dtype_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_optional_dtype_>(), 8usize, "Size of mlx_optional_dtype_");
-    assert_eq!(::std::mem::align_of::<mlx_optional_dtype_>(), 4usize, "Alignment of mlx_optional_dtype_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_dtype_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_dtype_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_dtype_"][::std::mem::size_of::<mlx_optional_dtype_>() - 8usize];
+    ["Alignment of mlx_optional_dtype_"][::std::mem::align_of::<mlx_optional_dtype_>() - 4usize];
+    ["Offset of field: mlx_optional_dtype_::value"]
+        [::std::mem::offset_of!(mlx_optional_dtype_, value) - 0usize];
+    ["Offset of field: mlx_optional_dtype_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_dtype_, has_value) - 4usize];
+};
 #[doc = " A dtype optional."]
 pub type mlx_optional_dtype = mlx_optional_dtype_;
 #[doc = " A MLX device object."]
@@ -664,18 +575,12 @@ pub type mlx_optional_dtype = mlx_optional_dtype_;
 pub struct mlx_device_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_device_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_device_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_device_>(), 8usize, "Size of mlx_device_");
-    assert_eq!(::std::mem::align_of::<mlx_device_>(), 8usize, "Alignment of mlx_device_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_device_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_device_"][::std::mem::size_of::<mlx_device_>() - 8usize];
+    ["Alignment of mlx_device_"][::std::mem::align_of::<mlx_device_>() - 8usize];
+    ["Offset of field: mlx_device_::ctx"][::std::mem::offset_of!(mlx_device_, ctx) - 0usize];
+};
 #[doc = " A MLX device object."]
 pub type mlx_device = mlx_device_;
 #[doc = " A MLX vector of strings.\n Forward declaration to avoid circular references."]
@@ -686,51 +591,51 @@ pub const mlx_device_type__MLX_GPU: mlx_device_type_ = 1;
 pub type mlx_device_type_ = ::std::os::raw::c_uint;
 #[doc = " Device type."]
 pub use self::mlx_device_type_ as mlx_device_type;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty device."]
     pub fn mlx_device_new() -> mlx_device;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new device of specified `type`, with specified `index`."]
     pub fn mlx_device_new_type(type_: mlx_device_type, index: ::std::os::raw::c_int) -> mlx_device;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a device."]
     pub fn mlx_device_free(dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set device to provided src device."]
     pub fn mlx_device_set(dev: *mut mlx_device, src: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get device description."]
     pub fn mlx_device_tostring(str_: *mut mlx_string, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if devices are the same."]
     pub fn mlx_device_equal(lhs: mlx_device, rhs: mlx_device) -> bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the index of the device."]
     pub fn mlx_device_get_index(index: *mut ::std::os::raw::c_int, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the type of the device."]
     pub fn mlx_device_get_type(type_: *mut mlx_device_type, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the default MLX device."]
     pub fn mlx_get_default_device(dev: *mut mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set the default MLX device."]
     pub fn mlx_set_default_device(dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if device is available."]
     pub fn mlx_device_is_available(avail: *mut bool, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the number of available devices for a device type."]
     pub fn mlx_device_count(
         count: *mut ::std::os::raw::c_int,
@@ -743,33 +648,27 @@ extern "C" {
 pub struct mlx_device_info_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_device_info_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_device_info_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_device_info_>(), 8usize, "Size of mlx_device_info_");
-    assert_eq!(::std::mem::align_of::<mlx_device_info_>(), 8usize, "Alignment of mlx_device_info_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_device_info_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_device_info_"][::std::mem::size_of::<mlx_device_info_>() - 8usize];
+    ["Alignment of mlx_device_info_"][::std::mem::align_of::<mlx_device_info_>() - 8usize];
+    ["Offset of field: mlx_device_info_::ctx"][::std::mem::offset_of!(mlx_device_info_, ctx) - 0usize];
+};
 #[doc = " A MLX device info object.\n Contains key-value pairs with device properties.\n Keys vary by backend but common keys include:\n   - device_name (string): Device name\n   - architecture (string): Architecture identifier\n Additional keys may be present depending on the backend."]
 pub type mlx_device_info = mlx_device_info_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty device info object."]
     pub fn mlx_device_info_new() -> mlx_device_info;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get device information for a device."]
     pub fn mlx_device_info_get(info: *mut mlx_device_info, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a device info object."]
     pub fn mlx_device_info_free(info: mlx_device_info) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if a key exists in the device info.\n Returns 0 on success, 1 on error.\n Sets *exists to true if the key exists, false otherwise."]
     pub fn mlx_device_info_has_key(
         exists: *mut bool,
@@ -777,7 +676,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if a value is a string type.\n Returns 0 on success, 1 on error.\n Sets *is_string to true if the value is a string, false if it's a size_t."]
     pub fn mlx_device_info_is_string(
         is_string: *mut bool,
@@ -785,7 +684,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get a string value from device info.\n Returns 0 on success, 1 on error, 2 if key not found or wrong type."]
     pub fn mlx_device_info_get_string(
         value: *mut *const ::std::os::raw::c_char,
@@ -793,7 +692,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get a size_t value from device info.\n Returns 0 on success, 1 on error, 2 if key not found or wrong type."]
     pub fn mlx_device_info_get_size(
         value: *mut usize,
@@ -801,7 +700,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get all keys from device info.\n Returns 0 on success, 1 on error."]
     pub fn mlx_device_info_get_keys(
         keys: *mut mlx_vector_string,
@@ -814,18 +713,12 @@ extern "C" {
 pub struct mlx_stream_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_stream_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_stream_>(), 8usize, "Size of mlx_stream_");
-    assert_eq!(::std::mem::align_of::<mlx_stream_>(), 8usize, "Alignment of mlx_stream_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_stream_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_stream_"][::std::mem::size_of::<mlx_stream_>() - 8usize];
+    ["Alignment of mlx_stream_"][::std::mem::align_of::<mlx_stream_>() - 8usize];
+    ["Offset of field: mlx_stream_::ctx"][::std::mem::offset_of!(mlx_stream_, ctx) - 0usize];
+};
 #[doc = " A MLX stream object."]
 pub type mlx_stream = mlx_stream_;
 #[doc = " A per-thread stream object.\n\n The same thread-local stream can be used from any number of threads; the\n stream's GPU command encoder is registered once per thread."]
@@ -834,120 +727,111 @@ pub type mlx_stream = mlx_stream_;
 pub struct mlx_stream_thread_local_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_stream_thread_local_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_thread_local_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_stream_thread_local_>(), 8usize, "Size of mlx_stream_thread_local_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_stream_thread_local_>(),
-        8usize,
-        "Alignment of mlx_stream_thread_local_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_stream_thread_local_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_stream_thread_local_"][::std::mem::size_of::<mlx_stream_thread_local_>() - 8usize];
+    ["Alignment of mlx_stream_thread_local_"][::std::mem::align_of::<mlx_stream_thread_local_>() - 8usize];
+    ["Offset of field: mlx_stream_thread_local_::ctx"]
+        [::std::mem::offset_of!(mlx_stream_thread_local_, ctx) - 0usize];
+};
 #[doc = " A per-thread stream object.\n\n The same thread-local stream can be used from any number of threads; the\n stream's GPU command encoder is registered once per thread."]
 pub type mlx_stream_thread_local = mlx_stream_thread_local_;
 #[doc = " A vector of mlx_stream.\n Forward declaration to avoid circular references."]
 pub type mlx_vector_stream = mlx_vector_stream_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty stream."]
     pub fn mlx_stream_new() -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new stream on a device."]
     pub fn mlx_stream_new_device(dev: mlx_device) -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new stream on a device that can be used from any thread.\n\n Streams are otherwise thread affine: a stream's GPU command encoder is\n registered per thread, so evaluating on a stream from a thread other than\n the one that created it fails. Streams returned here are registered\n globally instead.\n\n MLX applies no synchronization to these streams -- it is the caller's\n responsibility to ensure there are no data races on them."]
     pub fn mlx_stream_new_thread_unsafe(dev: mlx_device) -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new per-thread stream on a device.\n\n Streams created this way are unique per thread: evaluating the same\n `mlx_stream_thread_local` from different threads yields distinct streams."]
     pub fn mlx_stream_thread_local_new(dev: mlx_device) -> mlx_stream_thread_local;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set a per-thread stream to the provided src stream."]
     pub fn mlx_stream_thread_local_set(
         tls: *mut mlx_stream_thread_local,
         src: mlx_stream_thread_local,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a per-thread stream."]
     pub fn mlx_stream_thread_local_free(tls: mlx_stream_thread_local) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the concrete stream backing a per-thread stream on the current\n thread."]
     pub fn mlx_stream_from_thread_local(
         res: *mut mlx_stream,
         tls: mlx_stream_thread_local,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the vector of available streams."]
     pub fn mlx_get_streams(res: *mut mlx_vector_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set stream to provided src stream."]
     pub fn mlx_stream_set(stream: *mut mlx_stream, src: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a stream."]
     pub fn mlx_stream_free(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get stream description."]
     pub fn mlx_stream_tostring(str_: *mut mlx_string, stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if streams are the same."]
     pub fn mlx_stream_equal(lhs: mlx_stream, rhs: mlx_stream) -> bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Return the device of the stream."]
     pub fn mlx_stream_get_device(dev: *mut mlx_device, stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Return the index of the stream."]
     pub fn mlx_stream_get_index(
         index: *mut ::std::os::raw::c_int,
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the provided stream."]
     pub fn mlx_synchronize(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the default stream."]
     pub fn mlx_synchronize_default() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the stream corresponding to the current thread."]
     pub fn mlx_synchronize_thread_local(tls: mlx_stream_thread_local) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Destroy all streams created in the current thread."]
     pub fn mlx_clear_streams() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the default stream on the given device."]
     pub fn mlx_get_default_stream(stream: *mut mlx_stream, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set default stream."]
     pub fn mlx_set_default_stream(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the current default CPU stream."]
     pub fn mlx_default_cpu_stream_new() -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the current default GPU stream."]
     pub fn mlx_default_gpu_stream_new() -> mlx_stream;
 }
@@ -957,59 +841,53 @@ extern "C" {
 pub struct mlx_vector_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_vector_array_>(), 8usize, "Size of mlx_vector_array_");
-    assert_eq!(::std::mem::align_of::<mlx_vector_array_>(), 8usize, "Alignment of mlx_vector_array_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_array_"][::std::mem::size_of::<mlx_vector_array_>() - 8usize];
+    ["Alignment of mlx_vector_array_"][::std::mem::align_of::<mlx_vector_array_>() - 8usize];
+    ["Offset of field: mlx_vector_array_::ctx"][::std::mem::offset_of!(mlx_vector_array_, ctx) - 0usize];
+};
 #[doc = " A vector of array."]
 pub type mlx_vector_array = mlx_vector_array_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new() -> mlx_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_set(vec: *mut mlx_vector_array, src: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_free(vec: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new_data(data: *const mlx_array, size: usize) -> mlx_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new_value(val: mlx_array) -> mlx_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_set_data(
         vec: *mut mlx_vector_array,
         data: *const mlx_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_set_value(vec: *mut mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_append_data(
         vec: mlx_vector_array,
         data: *const mlx_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_append_value(vec: mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_size(vec: mlx_vector_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_get(
         res: *mut mlx_array,
         vec: mlx_vector_array,
@@ -1022,75 +900,66 @@ extern "C" {
 pub struct mlx_vector_vector_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_vector_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_vector_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_vector_vector_array_>(), 8usize, "Size of mlx_vector_vector_array_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_vector_array_>(),
-        8usize,
-        "Alignment of mlx_vector_vector_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_vector_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_vector_array_"][::std::mem::size_of::<mlx_vector_vector_array_>() - 8usize];
+    ["Alignment of mlx_vector_vector_array_"][::std::mem::align_of::<mlx_vector_vector_array_>() - 8usize];
+    ["Offset of field: mlx_vector_vector_array_::ctx"]
+        [::std::mem::offset_of!(mlx_vector_vector_array_, ctx) - 0usize];
+};
 #[doc = " A vector of vector_array."]
 pub type mlx_vector_vector_array = mlx_vector_vector_array_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new() -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set(
         vec: *mut mlx_vector_vector_array,
         src: mlx_vector_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_free(vec: mlx_vector_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new_data(
         data: *const mlx_vector_array,
         size: usize,
     ) -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new_value(val: mlx_vector_array) -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set_data(
         vec: *mut mlx_vector_vector_array,
         data: *const mlx_vector_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set_value(
         vec: *mut mlx_vector_vector_array,
         val: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_append_data(
         vec: mlx_vector_vector_array,
         data: *const mlx_vector_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_append_value(
         vec: mlx_vector_vector_array,
         val: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_size(vec: mlx_vector_vector_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_get(
         res: *mut mlx_vector_array,
         vec: mlx_vector_vector_array,
@@ -1103,65 +972,59 @@ extern "C" {
 pub struct mlx_vector_int_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_int_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_int_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_vector_int_>(), 8usize, "Size of mlx_vector_int_");
-    assert_eq!(::std::mem::align_of::<mlx_vector_int_>(), 8usize, "Alignment of mlx_vector_int_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_int_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_int_"][::std::mem::size_of::<mlx_vector_int_>() - 8usize];
+    ["Alignment of mlx_vector_int_"][::std::mem::align_of::<mlx_vector_int_>() - 8usize];
+    ["Offset of field: mlx_vector_int_::ctx"][::std::mem::offset_of!(mlx_vector_int_, ctx) - 0usize];
+};
 #[doc = " A vector of int."]
 pub type mlx_vector_int = mlx_vector_int_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_new() -> mlx_vector_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_set(vec: *mut mlx_vector_int, src: mlx_vector_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_free(vec: mlx_vector_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_new_data(data: *mut ::std::os::raw::c_int, size: usize) -> mlx_vector_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_new_value(val: ::std::os::raw::c_int) -> mlx_vector_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_set_data(
         vec: *mut mlx_vector_int,
         data: *mut ::std::os::raw::c_int,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_set_value(
         vec: *mut mlx_vector_int,
         val: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_append_data(
         vec: mlx_vector_int,
         data: *mut ::std::os::raw::c_int,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_append_value(
         vec: mlx_vector_int,
         val: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_size(vec: mlx_vector_int) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_get(
         res: *mut ::std::os::raw::c_int,
         vec: mlx_vector_int,
@@ -1174,69 +1037,63 @@ extern "C" {
 pub struct mlx_vector_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_string_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_vector_string_>(), 8usize, "Size of mlx_vector_string_");
-    assert_eq!(::std::mem::align_of::<mlx_vector_string_>(), 8usize, "Alignment of mlx_vector_string_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_string_::ctx"
-    );
-}
-extern "C" {
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_string_"][::std::mem::size_of::<mlx_vector_string_>() - 8usize];
+    ["Alignment of mlx_vector_string_"][::std::mem::align_of::<mlx_vector_string_>() - 8usize];
+    ["Offset of field: mlx_vector_string_::ctx"][::std::mem::offset_of!(mlx_vector_string_, ctx) - 0usize];
+};
+unsafe extern "C" {
     pub fn mlx_vector_string_new() -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set(
         vec: *mut mlx_vector_string,
         src: mlx_vector_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_free(vec: mlx_vector_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_new_data(
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_new_value(val: *const ::std::os::raw::c_char) -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set_data(
         vec: *mut mlx_vector_string,
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set_value(
         vec: *mut mlx_vector_string,
         val: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_append_data(
         vec: mlx_vector_string,
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_append_value(
         vec: mlx_vector_string,
         val: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_size(vec: mlx_vector_string) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_get(
         res: *mut *mut ::std::os::raw::c_char,
         vec: mlx_vector_string,
@@ -1249,61 +1106,55 @@ extern "C" {
 pub struct mlx_vector_stream_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_stream_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_stream_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_vector_stream_>(), 8usize, "Size of mlx_vector_stream_");
-    assert_eq!(::std::mem::align_of::<mlx_vector_stream_>(), 8usize, "Alignment of mlx_vector_stream_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_stream_::ctx"
-    );
-}
-extern "C" {
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_stream_"][::std::mem::size_of::<mlx_vector_stream_>() - 8usize];
+    ["Alignment of mlx_vector_stream_"][::std::mem::align_of::<mlx_vector_stream_>() - 8usize];
+    ["Offset of field: mlx_vector_stream_::ctx"][::std::mem::offset_of!(mlx_vector_stream_, ctx) - 0usize];
+};
+unsafe extern "C" {
     pub fn mlx_vector_stream_new() -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_set(
         vec: *mut mlx_vector_stream,
         src: mlx_vector_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_free(vec: mlx_vector_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_new_data(data: *const mlx_stream, size: usize) -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_new_value(val: mlx_stream) -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_set_data(
         vec: *mut mlx_vector_stream,
         data: *const mlx_stream,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_set_value(vec: *mut mlx_vector_stream, val: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_append_data(
         vec: mlx_vector_stream,
         data: *const mlx_stream,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_append_value(vec: mlx_vector_stream, val: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_size(vec: mlx_vector_stream) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_get(
         res: *mut mlx_stream,
         vec: mlx_vector_stream,
@@ -1316,27 +1167,21 @@ extern "C" {
 pub struct mlx_closure_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_closure_>(), 8usize, "Size of mlx_closure_");
-    assert_eq!(::std::mem::align_of::<mlx_closure_>(), 8usize, "Alignment of mlx_closure_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_"][::std::mem::size_of::<mlx_closure_>() - 8usize];
+    ["Alignment of mlx_closure_"][::std::mem::align_of::<mlx_closure_>() - 8usize];
+    ["Offset of field: mlx_closure_::ctx"][::std::mem::offset_of!(mlx_closure_, ctx) - 0usize];
+};
 #[doc = " \\defgroup mlx_closure Closures\n MLX closure objects.\n/\n/**@{"]
 pub type mlx_closure = mlx_closure_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new() -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_free(cls: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1346,7 +1191,7 @@ extern "C" {
         >,
     ) -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1359,17 +1204,17 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_set(cls: *mut mlx_closure, src: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure,
         input: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_unary(
         fun: ::std::option::Option<
             unsafe extern "C" fn(arg1: *mut mlx_array, arg2: mlx_array) -> ::std::os::raw::c_int,
@@ -1381,26 +1226,20 @@ extern "C" {
 pub struct mlx_closure_kwargs_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_kwargs_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_kwargs_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_closure_kwargs_>(), 8usize, "Size of mlx_closure_kwargs_");
-    assert_eq!(::std::mem::align_of::<mlx_closure_kwargs_>(), 8usize, "Alignment of mlx_closure_kwargs_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_kwargs_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_kwargs_"][::std::mem::size_of::<mlx_closure_kwargs_>() - 8usize];
+    ["Alignment of mlx_closure_kwargs_"][::std::mem::align_of::<mlx_closure_kwargs_>() - 8usize];
+    ["Offset of field: mlx_closure_kwargs_::ctx"][::std::mem::offset_of!(mlx_closure_kwargs_, ctx) - 0usize];
+};
 pub type mlx_closure_kwargs = mlx_closure_kwargs_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new() -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_free(cls: mlx_closure_kwargs) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1411,7 +1250,7 @@ extern "C" {
         >,
     ) -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1425,13 +1264,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_set(
         cls: *mut mlx_closure_kwargs,
         src: mlx_closure_kwargs,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_kwargs,
@@ -1444,34 +1283,22 @@ extern "C" {
 pub struct mlx_closure_value_and_grad_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_value_and_grad_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_value_and_grad_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_value_and_grad_>(),
-        8usize,
-        "Size of mlx_closure_value_and_grad_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_value_and_grad_>(),
-        8usize,
-        "Alignment of mlx_closure_value_and_grad_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_value_and_grad_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_value_and_grad_"][::std::mem::size_of::<mlx_closure_value_and_grad_>() - 8usize];
+    ["Alignment of mlx_closure_value_and_grad_"]
+        [::std::mem::align_of::<mlx_closure_value_and_grad_>() - 8usize];
+    ["Offset of field: mlx_closure_value_and_grad_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_value_and_grad_, ctx) - 0usize];
+};
 pub type mlx_closure_value_and_grad = mlx_closure_value_and_grad_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new() -> mlx_closure_value_and_grad;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_free(cls: mlx_closure_value_and_grad) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1482,7 +1309,7 @@ extern "C" {
         >,
     ) -> mlx_closure_value_and_grad;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1496,13 +1323,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_value_and_grad;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_set(
         cls: *mut mlx_closure_value_and_grad,
         src: mlx_closure_value_and_grad,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_apply(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -1515,26 +1342,20 @@ extern "C" {
 pub struct mlx_closure_custom_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_closure_custom_>(), 8usize, "Size of mlx_closure_custom_");
-    assert_eq!(::std::mem::align_of::<mlx_closure_custom_>(), 8usize, "Alignment of mlx_closure_custom_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_"][::std::mem::size_of::<mlx_closure_custom_>() - 8usize];
+    ["Alignment of mlx_closure_custom_"][::std::mem::align_of::<mlx_closure_custom_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_::ctx"][::std::mem::offset_of!(mlx_closure_custom_, ctx) - 0usize];
+};
 pub type mlx_closure_custom = mlx_closure_custom_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new() -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_free(cls: mlx_closure_custom) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1546,7 +1367,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1561,13 +1382,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_set(
         cls: *mut mlx_closure_custom,
         src: mlx_closure_custom,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_custom,
@@ -1581,30 +1402,21 @@ extern "C" {
 pub struct mlx_closure_custom_jvp_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_jvp_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_jvp_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_closure_custom_jvp_>(), 8usize, "Size of mlx_closure_custom_jvp_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_jvp_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_jvp_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_jvp_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_jvp_"][::std::mem::size_of::<mlx_closure_custom_jvp_>() - 8usize];
+    ["Alignment of mlx_closure_custom_jvp_"][::std::mem::align_of::<mlx_closure_custom_jvp_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_jvp_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_custom_jvp_, ctx) - 0usize];
+};
 pub type mlx_closure_custom_jvp = mlx_closure_custom_jvp_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new() -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_free(cls: mlx_closure_custom_jvp) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1617,7 +1429,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1633,13 +1445,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_set(
         cls: *mut mlx_closure_custom_jvp,
         src: mlx_closure_custom_jvp,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_custom_jvp,
@@ -1654,30 +1466,21 @@ extern "C" {
 pub struct mlx_closure_custom_vmap_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_vmap_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_vmap_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_closure_custom_vmap_>(), 8usize, "Size of mlx_closure_custom_vmap_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_vmap_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_vmap_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_vmap_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_vmap_"][::std::mem::size_of::<mlx_closure_custom_vmap_>() - 8usize];
+    ["Alignment of mlx_closure_custom_vmap_"][::std::mem::align_of::<mlx_closure_custom_vmap_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_vmap_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_custom_vmap_, ctx) - 0usize];
+};
 pub type mlx_closure_custom_vmap = mlx_closure_custom_vmap_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new() -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_free(cls: mlx_closure_custom_vmap) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1690,7 +1493,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -1706,13 +1509,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_set(
         cls: *mut mlx_closure_custom_vmap,
         src: mlx_closure_custom_vmap,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_apply(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_int,
@@ -1728,33 +1531,24 @@ extern "C" {
 pub struct mlx_distributed_group_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_distributed_group_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_distributed_group_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_distributed_group_>(), 8usize, "Size of mlx_distributed_group_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_distributed_group_>(),
-        8usize,
-        "Alignment of mlx_distributed_group_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_distributed_group_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_distributed_group_"][::std::mem::size_of::<mlx_distributed_group_>() - 8usize];
+    ["Alignment of mlx_distributed_group_"][::std::mem::align_of::<mlx_distributed_group_>() - 8usize];
+    ["Offset of field: mlx_distributed_group_::ctx"]
+        [::std::mem::offset_of!(mlx_distributed_group_, ctx) - 0usize];
+};
 #[doc = " A MLX distributed group object."]
 pub type mlx_distributed_group = mlx_distributed_group_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Create an empty group."]
     pub fn mlx_distributed_group_new() -> mlx_distributed_group;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free the group."]
     pub fn mlx_distributed_group_free(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Initialize distributed."]
     pub fn mlx_distributed_init(
         res: *mut mlx_distributed_group,
@@ -1762,15 +1556,15 @@ extern "C" {
         bk: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the rank."]
     pub fn mlx_distributed_group_rank(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the group size."]
     pub fn mlx_distributed_group_size(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Split the group."]
     pub fn mlx_distributed_group_split(
         res: *mut mlx_distributed_group,
@@ -1779,7 +1573,7 @@ extern "C" {
         key: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if distributed is available."]
     pub fn mlx_distributed_is_available(bk: *const ::std::os::raw::c_char) -> bool;
 }
@@ -1789,18 +1583,12 @@ extern "C" {
 pub struct mlx_io_reader_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_reader_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_reader_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_io_reader_>(), 8usize, "Size of mlx_io_reader_");
-    assert_eq!(::std::mem::align_of::<mlx_io_reader_>(), 8usize, "Alignment of mlx_io_reader_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_reader_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_reader_"][::std::mem::size_of::<mlx_io_reader_>() - 8usize];
+    ["Alignment of mlx_io_reader_"][::std::mem::align_of::<mlx_io_reader_>() - 8usize];
+    ["Offset of field: mlx_io_reader_::ctx"][::std::mem::offset_of!(mlx_io_reader_, ctx) - 0usize];
+};
 #[doc = " A MLX IO reader object."]
 pub type mlx_io_reader = mlx_io_reader_;
 #[doc = " A MLX IO writer object."]
@@ -1809,18 +1597,12 @@ pub type mlx_io_reader = mlx_io_reader_;
 pub struct mlx_io_writer_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_writer_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_writer_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_io_writer_>(), 8usize, "Size of mlx_io_writer_");
-    assert_eq!(::std::mem::align_of::<mlx_io_writer_>(), 8usize, "Alignment of mlx_io_writer_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_writer_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_writer_"][::std::mem::size_of::<mlx_io_writer_>() - 8usize];
+    ["Alignment of mlx_io_writer_"][::std::mem::align_of::<mlx_io_writer_>() - 8usize];
+    ["Offset of field: mlx_io_writer_::ctx"][::std::mem::offset_of!(mlx_io_writer_, ctx) - 0usize];
+};
 #[doc = " A MLX IO writer object."]
 pub type mlx_io_writer = mlx_io_writer_;
 #[doc = " Virtual table for custom IO reader and writer objects."]
@@ -1864,95 +1646,58 @@ pub struct mlx_io_vtable_ {
     >,
     pub free: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_vtable_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_vtable_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_io_vtable_>(), 72usize, "Size of mlx_io_vtable_");
-    assert_eq!(::std::mem::align_of::<mlx_io_vtable_>(), 8usize, "Alignment of mlx_io_vtable_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).is_open) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_vtable_::is_open"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).good) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_io_vtable_::good"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tell) as usize - ptr as usize },
-        16usize,
-        "Offset of field: mlx_io_vtable_::tell"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).seek) as usize - ptr as usize },
-        24usize,
-        "Offset of field: mlx_io_vtable_::seek"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).read) as usize - ptr as usize },
-        32usize,
-        "Offset of field: mlx_io_vtable_::read"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).read_at_offset) as usize - ptr as usize },
-        40usize,
-        "Offset of field: mlx_io_vtable_::read_at_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).write) as usize - ptr as usize },
-        48usize,
-        "Offset of field: mlx_io_vtable_::write"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).label) as usize - ptr as usize },
-        56usize,
-        "Offset of field: mlx_io_vtable_::label"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).free) as usize - ptr as usize },
-        64usize,
-        "Offset of field: mlx_io_vtable_::free"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_vtable_"][::std::mem::size_of::<mlx_io_vtable_>() - 72usize];
+    ["Alignment of mlx_io_vtable_"][::std::mem::align_of::<mlx_io_vtable_>() - 8usize];
+    ["Offset of field: mlx_io_vtable_::is_open"][::std::mem::offset_of!(mlx_io_vtable_, is_open) - 0usize];
+    ["Offset of field: mlx_io_vtable_::good"][::std::mem::offset_of!(mlx_io_vtable_, good) - 8usize];
+    ["Offset of field: mlx_io_vtable_::tell"][::std::mem::offset_of!(mlx_io_vtable_, tell) - 16usize];
+    ["Offset of field: mlx_io_vtable_::seek"][::std::mem::offset_of!(mlx_io_vtable_, seek) - 24usize];
+    ["Offset of field: mlx_io_vtable_::read"][::std::mem::offset_of!(mlx_io_vtable_, read) - 32usize];
+    ["Offset of field: mlx_io_vtable_::read_at_offset"]
+        [::std::mem::offset_of!(mlx_io_vtable_, read_at_offset) - 40usize];
+    ["Offset of field: mlx_io_vtable_::write"][::std::mem::offset_of!(mlx_io_vtable_, write) - 48usize];
+    ["Offset of field: mlx_io_vtable_::label"][::std::mem::offset_of!(mlx_io_vtable_, label) - 56usize];
+    ["Offset of field: mlx_io_vtable_::free"][::std::mem::offset_of!(mlx_io_vtable_, free) - 64usize];
+};
 #[doc = " Virtual table for custom IO reader and writer objects."]
 pub type mlx_io_vtable = mlx_io_vtable_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new custom IO reader.\n `vtable` operates on user descriptor `desc`."]
     pub fn mlx_io_reader_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_reader;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO reader user descriptor."]
     pub fn mlx_io_reader_descriptor(
         desc_: *mut *mut ::std::os::raw::c_void,
         io: mlx_io_reader,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO reader description."]
     pub fn mlx_io_reader_tostring(str_: *mut mlx_string, io: mlx_io_reader) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free IO reader.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
     pub fn mlx_io_reader_free(io: mlx_io_reader) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new custom IO writer.\n `vtable` operates on user descriptor `desc`."]
     pub fn mlx_io_writer_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_writer;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO writer user descriptor."]
     pub fn mlx_io_writer_descriptor(
         desc_: *mut *mut ::std::os::raw::c_void,
         io: mlx_io_writer,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO writer description."]
     pub fn mlx_io_writer_tostring(str_: *mut mlx_string, io: mlx_io_writer) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free IO writer.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
     pub fn mlx_io_writer_free(io: mlx_io_writer) -> ::std::os::raw::c_int;
 }
@@ -1962,100 +1707,94 @@ extern "C" {
 pub struct mlx_io_gguf_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_gguf_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_gguf_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_io_gguf_>(), 8usize, "Size of mlx_io_gguf_");
-    assert_eq!(::std::mem::align_of::<mlx_io_gguf_>(), 8usize, "Alignment of mlx_io_gguf_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_gguf_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_gguf_"][::std::mem::size_of::<mlx_io_gguf_>() - 8usize];
+    ["Alignment of mlx_io_gguf_"][::std::mem::align_of::<mlx_io_gguf_>() - 8usize];
+    ["Offset of field: mlx_io_gguf_::ctx"][::std::mem::offset_of!(mlx_io_gguf_, ctx) - 0usize];
+};
 #[doc = " A MLX GGUF object."]
 pub type mlx_io_gguf = mlx_io_gguf_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_new() -> mlx_io_gguf;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_free(io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_keys(keys: *mut mlx_vector_string, io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_array(
         arr: *mut mlx_array,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_array(
         arr: *mut mlx_array,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_string(
         str_: *mut mlx_string,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_vector_string(
         vstr: *mut mlx_vector_string,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_array(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_string(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_vector_string(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_array(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         arr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_array(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         marr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_string(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         mstr: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_vector_string(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
@@ -2075,29 +1814,23 @@ pub use self::mlx_compile_mode_ as mlx_compile_mode;
 pub struct mlx_compile_cache_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_compile_cache_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_compile_cache_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_compile_cache_>(), 8usize, "Size of mlx_compile_cache_");
-    assert_eq!(::std::mem::align_of::<mlx_compile_cache_>(), 8usize, "Alignment of mlx_compile_cache_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_compile_cache_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_compile_cache_"][::std::mem::size_of::<mlx_compile_cache_>() - 8usize];
+    ["Alignment of mlx_compile_cache_"][::std::mem::align_of::<mlx_compile_cache_>() - 8usize];
+    ["Offset of field: mlx_compile_cache_::ctx"][::std::mem::offset_of!(mlx_compile_cache_, ctx) - 0usize];
+};
 pub type mlx_compile_cache = mlx_compile_cache_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_compile_cache_new() -> mlx_compile_cache;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_compile_cache_free(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_compile(res: *mut mlx_closure, fun: mlx_closure, shapeless: bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile(
         res: *mut mlx_closure,
         fun: mlx_closure,
@@ -2107,29 +1840,29 @@ extern "C" {
         constants_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile_cache(res: *mut mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile_clear_cache(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile_erase(cache: mlx_compile_cache, fun_id: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_disable_compile() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_enable_compile() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_compile_mode(mode: mlx_compile_mode) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup cuda Cuda specific operations\n/\n/**@{"]
     pub fn mlx_cuda_is_available(res: *mut bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup distributed Distributed collectives\n/\n/**@{"]
     pub fn mlx_distributed_all_gather(
         res: *mut mlx_array,
@@ -2138,7 +1871,7 @@ extern "C" {
         S: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_max(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2146,7 +1879,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_min(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2154,7 +1887,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_sum(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2162,7 +1895,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_recv(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -2173,7 +1906,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_recv_like(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2182,7 +1915,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_send(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2191,7 +1924,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_sum_scatter(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2203,7 +1936,7 @@ extern "C" {
 pub type mlx_error_handler_func = ::std::option::Option<
     unsafe extern "C" fn(msg: *const ::std::os::raw::c_char, data: *mut ::std::os::raw::c_void),
 >;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set the error handler."]
     pub fn mlx_set_error_handler(
         handler: mlx_error_handler_func,
@@ -2211,7 +1944,7 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     );
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Throw an error."]
     pub fn _mlx_error(
         file: *const ::std::os::raw::c_char,
@@ -2220,7 +1953,7 @@ extern "C" {
         ...
     );
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup export Function serialization\n/\n/**@{"]
     pub fn mlx_export_function(
         file: *const ::std::os::raw::c_char,
@@ -2229,7 +1962,7 @@ extern "C" {
         shapeless: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_export_function_kwargs(
         file: *const ::std::os::raw::c_char,
         fun: mlx_closure_kwargs,
@@ -2243,40 +1976,31 @@ extern "C" {
 pub struct mlx_function_exporter_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_function_exporter_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_function_exporter_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_function_exporter_>(), 8usize, "Size of mlx_function_exporter_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_function_exporter_>(),
-        8usize,
-        "Alignment of mlx_function_exporter_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_function_exporter_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_function_exporter_"][::std::mem::size_of::<mlx_function_exporter_>() - 8usize];
+    ["Alignment of mlx_function_exporter_"][::std::mem::align_of::<mlx_function_exporter_>() - 8usize];
+    ["Offset of field: mlx_function_exporter_::ctx"]
+        [::std::mem::offset_of!(mlx_function_exporter_, ctx) - 0usize];
+};
 pub type mlx_function_exporter = mlx_function_exporter_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_new(
         file: *const ::std::os::raw::c_char,
         fun: mlx_closure,
         shapeless: bool,
     ) -> mlx_function_exporter;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_free(xfunc: mlx_function_exporter) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_apply(
         xfunc: mlx_function_exporter,
         args: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_apply_kwargs(
         xfunc: mlx_function_exporter,
         args: mlx_vector_array,
@@ -2288,37 +2012,28 @@ extern "C" {
 pub struct mlx_imported_function_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_imported_function_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_imported_function_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_imported_function_>(), 8usize, "Size of mlx_imported_function_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_imported_function_>(),
-        8usize,
-        "Alignment of mlx_imported_function_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_imported_function_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_imported_function_"][::std::mem::size_of::<mlx_imported_function_>() - 8usize];
+    ["Alignment of mlx_imported_function_"][::std::mem::align_of::<mlx_imported_function_>() - 8usize];
+    ["Offset of field: mlx_imported_function_::ctx"]
+        [::std::mem::offset_of!(mlx_imported_function_, ctx) - 0usize];
+};
 pub type mlx_imported_function = mlx_imported_function_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_new(file: *const ::std::os::raw::c_char) -> mlx_imported_function;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_free(xfunc: mlx_imported_function) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_apply(
         res: *mut mlx_vector_array,
         xfunc: mlx_imported_function,
         args: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_apply_kwargs(
         res: *mut mlx_vector_array,
         xfunc: mlx_imported_function,
@@ -2326,7 +2041,7 @@ extern "C" {
         kwargs: mlx_map_string_to_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup fast Fast custom operations\n/\n/**@{"]
     pub fn mlx_fast_cross_entropy(
         res: *mut mlx_array,
@@ -2340,34 +2055,22 @@ extern "C" {
 pub struct mlx_fast_cuda_kernel_config_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_cuda_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_config_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_cuda_kernel_config_>(),
-        8usize,
-        "Size of mlx_fast_cuda_kernel_config_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_cuda_kernel_config_>(),
-        8usize,
-        "Alignment of mlx_fast_cuda_kernel_config_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_cuda_kernel_config_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_cuda_kernel_config_"][::std::mem::size_of::<mlx_fast_cuda_kernel_config_>() - 8usize];
+    ["Alignment of mlx_fast_cuda_kernel_config_"]
+        [::std::mem::align_of::<mlx_fast_cuda_kernel_config_>() - 8usize];
+    ["Offset of field: mlx_fast_cuda_kernel_config_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_cuda_kernel_config_, ctx) - 0usize];
+};
 pub type mlx_fast_cuda_kernel_config = mlx_fast_cuda_kernel_config_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_new() -> mlx_fast_cuda_kernel_config;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_free(cls: mlx_fast_cuda_kernel_config);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_output_arg(
         cls: mlx_fast_cuda_kernel_config,
         shape: *const ::std::os::raw::c_int,
@@ -2375,7 +2078,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_grid(
         cls: mlx_fast_cuda_kernel_config,
         grid1: ::std::os::raw::c_int,
@@ -2383,7 +2086,7 @@ extern "C" {
         grid3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_thread_group(
         cls: mlx_fast_cuda_kernel_config,
         thread1: ::std::os::raw::c_int,
@@ -2391,33 +2094,33 @@ extern "C" {
         thread3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_init_value(
         cls: mlx_fast_cuda_kernel_config,
         value: f32,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_verbose(
         cls: mlx_fast_cuda_kernel_config,
         verbose: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_dtype(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_int(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
         value: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_bool(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
@@ -2429,20 +2132,15 @@ extern "C" {
 pub struct mlx_fast_cuda_kernel_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_cuda_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_fast_cuda_kernel_>(), 8usize, "Size of mlx_fast_cuda_kernel_");
-    assert_eq!(::std::mem::align_of::<mlx_fast_cuda_kernel_>(), 8usize, "Alignment of mlx_fast_cuda_kernel_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_cuda_kernel_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_cuda_kernel_"][::std::mem::size_of::<mlx_fast_cuda_kernel_>() - 8usize];
+    ["Alignment of mlx_fast_cuda_kernel_"][::std::mem::align_of::<mlx_fast_cuda_kernel_>() - 8usize];
+    ["Offset of field: mlx_fast_cuda_kernel_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_cuda_kernel_, ctx) - 0usize];
+};
 pub type mlx_fast_cuda_kernel = mlx_fast_cuda_kernel_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_new(
         name: *const ::std::os::raw::c_char,
         input_names: mlx_vector_string,
@@ -2453,10 +2151,10 @@ extern "C" {
         shared_memory: ::std::os::raw::c_int,
     ) -> mlx_fast_cuda_kernel;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_free(cls: mlx_fast_cuda_kernel);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_apply(
         outputs: *mut mlx_vector_array,
         cls: mlx_fast_cuda_kernel,
@@ -2465,7 +2163,7 @@ extern "C" {
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_layer_norm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2480,34 +2178,23 @@ extern "C" {
 pub struct mlx_fast_metal_kernel_config_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_metal_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_config_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_metal_kernel_config_>(),
-        8usize,
-        "Size of mlx_fast_metal_kernel_config_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_metal_kernel_config_>(),
-        8usize,
-        "Alignment of mlx_fast_metal_kernel_config_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_metal_kernel_config_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_metal_kernel_config_"]
+        [::std::mem::size_of::<mlx_fast_metal_kernel_config_>() - 8usize];
+    ["Alignment of mlx_fast_metal_kernel_config_"]
+        [::std::mem::align_of::<mlx_fast_metal_kernel_config_>() - 8usize];
+    ["Offset of field: mlx_fast_metal_kernel_config_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_metal_kernel_config_, ctx) - 0usize];
+};
 pub type mlx_fast_metal_kernel_config = mlx_fast_metal_kernel_config_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_new() -> mlx_fast_metal_kernel_config;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_free(cls: mlx_fast_metal_kernel_config);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_output_arg(
         cls: mlx_fast_metal_kernel_config,
         shape: *const ::std::os::raw::c_int,
@@ -2515,7 +2202,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_grid(
         cls: mlx_fast_metal_kernel_config,
         grid1: ::std::os::raw::c_int,
@@ -2523,7 +2210,7 @@ extern "C" {
         grid3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_thread_group(
         cls: mlx_fast_metal_kernel_config,
         thread1: ::std::os::raw::c_int,
@@ -2531,33 +2218,33 @@ extern "C" {
         thread3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_init_value(
         cls: mlx_fast_metal_kernel_config,
         value: f32,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_verbose(
         cls: mlx_fast_metal_kernel_config,
         verbose: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_dtype(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_int(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
         value: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_bool(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
@@ -2569,24 +2256,15 @@ extern "C" {
 pub struct mlx_fast_metal_kernel_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_metal_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_fast_metal_kernel_>(), 8usize, "Size of mlx_fast_metal_kernel_");
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_metal_kernel_>(),
-        8usize,
-        "Alignment of mlx_fast_metal_kernel_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_metal_kernel_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_metal_kernel_"][::std::mem::size_of::<mlx_fast_metal_kernel_>() - 8usize];
+    ["Alignment of mlx_fast_metal_kernel_"][::std::mem::align_of::<mlx_fast_metal_kernel_>() - 8usize];
+    ["Offset of field: mlx_fast_metal_kernel_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_metal_kernel_, ctx) - 0usize];
+};
 pub type mlx_fast_metal_kernel = mlx_fast_metal_kernel_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_new(
         name: *const ::std::os::raw::c_char,
         input_names: mlx_vector_string,
@@ -2597,10 +2275,10 @@ extern "C" {
         atomic_outputs: bool,
     ) -> mlx_fast_metal_kernel;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_free(cls: mlx_fast_metal_kernel);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_apply(
         outputs: *mut mlx_vector_array,
         cls: mlx_fast_metal_kernel,
@@ -2609,7 +2287,7 @@ extern "C" {
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rms_norm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2618,7 +2296,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rope(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2631,7 +2309,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rope_dynamic(
         res: *mut mlx_array,
         x: mlx_array,
@@ -2644,7 +2322,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_scaled_dot_product_attention(
         res: *mut mlx_array,
         queries: mlx_array,
@@ -2665,7 +2343,7 @@ pub const mlx_fft_norm__MLX_FFT_NORM_FORWARD: mlx_fft_norm_ = 2;
 pub type mlx_fft_norm_ = ::std::os::raw::c_uint;
 #[doc = " \\defgroup fft FFT operations\n/\n/**@{"]
 pub use self::mlx_fft_norm_ as mlx_fft_norm;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2675,7 +2353,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2687,7 +2365,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftfreq(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -2695,7 +2373,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2707,7 +2385,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftshift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2716,7 +2394,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2726,7 +2404,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2738,7 +2416,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2750,7 +2428,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifftshift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2759,7 +2437,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2769,7 +2447,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2781,7 +2459,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2793,7 +2471,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2803,7 +2481,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2815,7 +2493,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfftfreq(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -2823,7 +2501,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2841,55 +2519,49 @@ extern "C" {
 pub struct mlx_node_namer_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_node_namer_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_node_namer_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<mlx_node_namer_>(), 8usize, "Size of mlx_node_namer_");
-    assert_eq!(::std::mem::align_of::<mlx_node_namer_>(), 8usize, "Alignment of mlx_node_namer_");
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_node_namer_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_node_namer_"][::std::mem::size_of::<mlx_node_namer_>() - 8usize];
+    ["Alignment of mlx_node_namer_"][::std::mem::align_of::<mlx_node_namer_>() - 8usize];
+    ["Offset of field: mlx_node_namer_::ctx"][::std::mem::offset_of!(mlx_node_namer_, ctx) - 0usize];
+};
 #[doc = " \\defgroup graph_utils Graph Utils\n/\n/**@{"]
 pub type mlx_node_namer = mlx_node_namer_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_new() -> mlx_node_namer;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_free(namer: mlx_node_namer) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_set_name(
         namer: mlx_node_namer,
         arr: mlx_array,
         name: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_get_name(
         name: *mut *const ::std::os::raw::c_char,
         namer: mlx_node_namer,
         arr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_export_to_dot(
         os: *mut FILE,
         namer: mlx_node_namer,
         outputs: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_print_graph(
         os: *mut FILE,
         namer: mlx_node_namer,
         outputs: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup io IO operations\n/\n/**@{"]
     pub fn mlx_load_reader(
         res: *mut mlx_array,
@@ -2897,21 +2569,21 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load(
         res: *mut mlx_array,
         file: *const ::std::os::raw::c_char,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_gguf(
         gguf: *mut mlx_io_gguf,
         file: *const ::std::os::raw::c_char,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_safetensors_reader(
         res_0: *mut mlx_map_string_to_array,
         res_1: *mut mlx_map_string_to_string,
@@ -2919,7 +2591,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_safetensors(
         res_0: *mut mlx_map_string_to_array,
         res_1: *mut mlx_map_string_to_string,
@@ -2927,30 +2599,30 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_writer(out_stream: mlx_io_writer, a: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save(file: *const ::std::os::raw::c_char, a: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_gguf(file: *const ::std::os::raw::c_char, gguf: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_safetensors_writer(
         in_stream: mlx_io_writer,
         param: mlx_map_string_to_array,
         metadata: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_safetensors(
         file: *const ::std::os::raw::c_char,
         param: mlx_map_string_to_array,
         metadata: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup linalg Linear algebra operations\n/\n/**@{"]
     pub fn mlx_linalg_cholesky(
         res: *mut mlx_array,
@@ -2959,7 +2631,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_cholesky_inv(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2967,7 +2639,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_cross(
         res: *mut mlx_array,
         a: mlx_array,
@@ -2976,10 +2648,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_det(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eig(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -2987,7 +2659,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eigh(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -2996,10 +2668,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eigvals(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eigvalsh(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3007,13 +2679,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_inv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_lu(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_lu_factor(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -3021,7 +2693,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3032,7 +2704,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm_matrix(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3043,7 +2715,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm_l2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3053,10 +2725,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_pinv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_qr(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -3064,7 +2736,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_slogdet(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -3072,7 +2744,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_solve(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3080,7 +2752,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_solve_triangular(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3089,7 +2761,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_svd(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -3097,7 +2769,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_tri_inv(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3105,58 +2777,58 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup memory Memory operations\n/\n/**@{"]
     pub fn mlx_clear_cache() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_active_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_cache_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_memory_limit(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_peak_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_reset_peak_memory() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_cache_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_memory_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_wired_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup metal Metal specific operations\n/\n/**@{"]
     pub fn mlx_metal_get_metallib_path(res: *mut mlx_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_is_available(res: *mut bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_set_metallib_path(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_start_capture(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_stop_capture() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup ops Core array operations\n/\n/**@{"]
     pub fn mlx_abs(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_add(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_addmm(
         res: *mut mlx_array,
         c: mlx_array,
@@ -3167,7 +2839,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_all_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3177,7 +2849,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_all_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3186,11 +2858,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_all(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_allclose(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3201,7 +2873,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_any_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3211,7 +2883,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_any_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3220,11 +2892,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_any(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arange(
         res: *mut mlx_array,
         start: f64,
@@ -3234,22 +2906,22 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arccos(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arccosh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arcsin(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arcsinh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctan2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3257,10 +2929,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctanh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3269,7 +2941,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3277,7 +2949,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmin_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3286,7 +2958,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmin(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3294,7 +2966,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argpartition_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3303,7 +2975,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argpartition(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3311,7 +2983,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argsort_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3319,10 +2991,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argsort(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_array_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3331,7 +3003,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_as_strided(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3343,7 +3015,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_astype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3351,23 +3023,23 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_atleast_1d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_atleast_2d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_atleast_3d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bartlett(
         res: *mut mlx_array,
         M: ::std::os::raw::c_int,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_and(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3375,10 +3047,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_invert(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_or(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3386,7 +3058,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_xor(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3394,14 +3066,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_blackman(
         res: *mut mlx_array,
         M: ::std::os::raw::c_int,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_block_masked_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3413,14 +3085,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_broadcast_arrays(
         res: *mut mlx_vector_array,
         inputs: mlx_vector_array,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_broadcast_to(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3429,10 +3101,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ceil(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_clip(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3441,7 +3113,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_concatenate_axis(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
@@ -3449,17 +3121,17 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_concatenate(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conjugate(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_contiguous(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3467,7 +3139,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv1d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3479,7 +3151,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv2d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3494,7 +3166,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv3d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3512,7 +3184,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_general(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3532,7 +3204,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose1d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3545,7 +3217,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose2d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3562,7 +3234,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose3d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -3583,16 +3255,16 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_copy(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cos(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cosh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3601,7 +3273,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3611,7 +3283,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3619,7 +3291,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3629,7 +3301,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3638,7 +3310,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummin_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3648,7 +3320,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummin(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3657,7 +3329,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumprod_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3668,7 +3340,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumprod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3678,7 +3350,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumsum_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3689,7 +3361,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumsum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3699,17 +3371,17 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_degrees(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_depends(
         res: *mut mlx_vector_array,
         inputs: mlx_vector_array,
         dependencies: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_dequantize(
         res: *mut mlx_array,
         w: mlx_array,
@@ -3723,7 +3395,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diag(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3731,7 +3403,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diagonal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3741,7 +3413,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diff(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3750,7 +3422,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_divide(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3758,7 +3430,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_divmod(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -3766,7 +3438,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_einsum(
         res: *mut mlx_array,
         subscripts: *const ::std::os::raw::c_char,
@@ -3774,20 +3446,20 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_equal(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_erf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_erfinv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_exp(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expand_dims_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3796,7 +3468,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expand_dims(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3804,10 +3476,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expm1(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_eye(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -3817,7 +3489,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flatten(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3826,7 +3498,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3835,7 +3507,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3843,13 +3515,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_floor(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_floor_divide(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3857,7 +3529,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_from_fp8(
         res: *mut mlx_array,
         x: mlx_array,
@@ -3865,7 +3537,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_full(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -3875,7 +3547,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_full_like(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3884,7 +3556,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3896,7 +3568,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3907,7 +3579,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3918,7 +3590,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_qmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -3935,7 +3607,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_qqmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -3952,7 +3624,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_greater(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3960,7 +3632,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_greater_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3968,7 +3640,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_hadamard_transform(
         res: *mut mlx_array,
         a: mlx_array,
@@ -3976,15 +3648,15 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_hamming(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_hanning(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_identity(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -3992,14 +3664,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imag(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_inner(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isclose(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4010,25 +3682,25 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isfinite(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isinf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isnan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isneginf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isposinf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_kron(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_left_shift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4036,10 +3708,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_less(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_less_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4047,7 +3719,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linspace_endpoint(
         res: *mut mlx_array,
         start: f64,
@@ -4058,7 +3730,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linspace(
         res: *mut mlx_array,
         start: f64,
@@ -4068,19 +3740,19 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log10(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log1p(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log2(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logaddexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4088,7 +3760,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logcumsumexp_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4098,7 +3770,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logcumsumexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4107,7 +3779,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_and(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4115,10 +3787,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_not(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_or(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4126,7 +3798,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_xor(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4134,7 +3806,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4144,7 +3816,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4153,7 +3825,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4161,7 +3833,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_masked_scatter(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4170,7 +3842,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_matmul(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4178,7 +3850,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_max_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4188,7 +3860,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_max_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4197,11 +3869,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_max(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_maximum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4209,7 +3881,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4219,7 +3891,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4228,7 +3900,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4236,7 +3908,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4246,7 +3918,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4255,7 +3927,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4263,7 +3935,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_meshgrid(
         res: *mut mlx_vector_array,
         arrays: mlx_vector_array,
@@ -4272,7 +3944,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_min_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4282,7 +3954,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_min_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4291,11 +3963,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_min(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_minimum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4303,7 +3975,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_moveaxis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4312,7 +3984,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_multiply(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4320,7 +3992,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_nan_to_num(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4330,10 +4002,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_negative(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_not_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4341,7 +4013,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_number_of_elements(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4352,7 +4024,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ones(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -4361,7 +4033,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ones_like_dtype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4369,14 +4041,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ones_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_outer(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_pad(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4391,7 +4063,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_pad_symmetric(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4401,7 +4073,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_partition_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4410,7 +4082,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_partition(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4418,14 +4090,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_positive(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_power(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4435,7 +4107,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4444,7 +4116,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4452,7 +4124,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_put_along_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4462,7 +4134,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_qqmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -4476,7 +4148,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_quantize(
         res: *mut mlx_vector_array,
         w: mlx_array,
@@ -4487,7 +4159,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_quantized_matmul(
         res: *mut mlx_array,
         x: mlx_array,
@@ -4501,16 +4173,16 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_radians(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_real(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_reciprocal(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_remainder(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4518,7 +4190,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_repeat_axis(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -4527,7 +4199,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_repeat(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -4535,7 +4207,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_reshape(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4544,7 +4216,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_right_shift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4552,7 +4224,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4562,7 +4234,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4573,7 +4245,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4582,7 +4254,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_round(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4590,10 +4262,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_rsqrt(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4604,7 +4276,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4614,7 +4286,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4625,7 +4297,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4635,7 +4307,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4645,7 +4317,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_max(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4656,7 +4328,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_max_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4666,7 +4338,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_min(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4677,7 +4349,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_min_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4687,7 +4359,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_prod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4698,7 +4370,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_prod_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4708,7 +4380,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_searchsorted(
         res: *mut mlx_array,
         sorted_sequence: mlx_array,
@@ -4717,7 +4389,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_segmented_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4726,19 +4398,19 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sigmoid(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sign(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sin(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sinh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4751,7 +4423,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_dynamic(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4763,7 +4435,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4777,7 +4449,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_dynamic(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4788,7 +4460,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_add(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4802,7 +4474,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_max(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4816,7 +4488,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_min(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4830,7 +4502,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_prod(
         res: *mut mlx_array,
         src: mlx_array,
@@ -4844,7 +4516,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4854,7 +4526,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4863,7 +4535,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4871,7 +4543,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sort_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4879,10 +4551,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sort(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_split(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -4891,7 +4563,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_split_sections(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -4901,13 +4573,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sqrt(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_square(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4916,7 +4588,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4924,10 +4596,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_stack_axis(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
@@ -4935,10 +4607,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_stack(res: *mut mlx_array, arrays: mlx_vector_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4949,7 +4621,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4959,7 +4631,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4968,10 +4640,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_stop_gradient(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_subtract(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4979,7 +4651,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sum_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4989,7 +4661,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sum_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -4998,11 +4670,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sum(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_swapaxes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5011,7 +4683,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5020,7 +4692,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5028,7 +4700,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take_along_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5037,13 +4709,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tanh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tensordot(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5055,7 +4727,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tensordot_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5064,7 +4736,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tile(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -5073,10 +4745,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_to_fp8(res: *mut mlx_array, x: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_topk_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5085,7 +4757,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_topk(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5093,7 +4765,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trace_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5104,10 +4776,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trace(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_transpose_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5116,10 +4788,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_transpose(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tri(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -5129,7 +4801,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tril(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5137,7 +4809,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_triu(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5145,10 +4817,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trunc(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_unflatten(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5158,7 +4830,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_unstack_axis(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -5166,10 +4838,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_unstack(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5180,7 +4852,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5190,7 +4862,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5199,7 +4871,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vecdot(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5208,7 +4880,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_view(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5216,7 +4888,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_where(
         res: *mut mlx_array,
         condition: mlx_array,
@@ -5225,7 +4897,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_zeros(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5234,7 +4906,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_zeros_like_dtype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -5242,10 +4914,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_zeros_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup random Random number operations\n/\n/**@{"]
     pub fn mlx_random_bernoulli(
         res: *mut mlx_array,
@@ -5256,7 +4928,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_bits(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5266,7 +4938,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical_shape(
         res: *mut mlx_array,
         logits: mlx_array,
@@ -5277,7 +4949,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical_num_samples(
         res: *mut mlx_array,
         logits_: mlx_array,
@@ -5287,7 +4959,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical(
         res: *mut mlx_array,
         logits: mlx_array,
@@ -5296,7 +4968,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_gumbel(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5306,10 +4978,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_key(res: *mut mlx_array, seed: u64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_laplace(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5321,7 +4993,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_multivariate_normal(
         res: *mut mlx_array,
         mean: mlx_array,
@@ -5333,7 +5005,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_normal_broadcast(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5345,7 +5017,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_normal(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5357,7 +5029,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_permutation(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5366,7 +5038,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_permutation_arange(
         res: *mut mlx_array,
         x: ::std::os::raw::c_int,
@@ -5374,7 +5046,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_randint(
         res: *mut mlx_array,
         low: mlx_array,
@@ -5386,10 +5058,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_seed(seed: u64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_split_num(
         res: *mut mlx_array,
         key: mlx_array,
@@ -5397,7 +5069,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_split(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -5405,7 +5077,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_truncated_normal(
         res: *mut mlx_array,
         lower: mlx_array,
@@ -5417,7 +5089,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_uniform(
         res: *mut mlx_array,
         low: mlx_array,
@@ -5429,14 +5101,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup transforms Transform operations\n/\n/**@{"]
     pub fn mlx_async_eval(outputs: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_checkpoint(res: *mut mlx_closure, fun: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_custom_function(
         res: *mut mlx_closure,
         fun: mlx_closure,
@@ -5445,17 +5117,17 @@ extern "C" {
         fun_vmap: mlx_closure_custom_vmap,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_custom_vjp(
         res: *mut mlx_closure,
         fun: mlx_closure,
         fun_vjp: mlx_closure_custom,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_eval(outputs: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_jvp(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -5464,7 +5136,7 @@ extern "C" {
         tangents: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_value_and_grad(
         res: *mut mlx_closure_value_and_grad,
         fun: mlx_closure,
@@ -5472,7 +5144,7 @@ extern "C" {
         argnums_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vjp(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -5481,7 +5153,7 @@ extern "C" {
         cotangents: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup transforms_impl Implementation detail operations\n/\n/**@{"]
     pub fn mlx_detail_vmap_replace(
         res: *mut mlx_vector_array,
@@ -5494,7 +5166,7 @@ extern "C" {
         out_axes_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_vmap_trace(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -5504,6 +5176,6 @@ extern "C" {
         in_axes_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_version(str_: *mut mlx_string) -> ::std::os::raw::c_int;
 }

@@ -1,6 +1,15 @@
 //! Raw FFI to mlx-c 0.7.0 over a prebuilt MLX, for any platform.
-#![allow(non_upper_case_globals, non_camel_case_types, non_snake_case, missing_docs, clippy::all)]
-#![allow(unused_qualifications, unreachable_pub)]
+#![allow(
+    clippy::all,
+    clippy::allow_attributes,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated from C"
+)]
 
 include!("bindings.rs");
 
@@ -17,7 +26,7 @@ pub struct FILE {
 pub struct float16_t(pub u16);
 pub type bfloat16_t = u16;
 
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_array_item_float16(res: *mut float16_t, arr: mlx_array) -> ::std::os::raw::c_int;
     pub fn mlx_array_item_bfloat16(res: *mut bfloat16_t, arr: mlx_array) -> ::std::os::raw::c_int;
     pub fn mlx_array_data_float16(arr: mlx_array) -> *const float16_t;
