@@ -298,7 +298,11 @@ impl Args {
         };
         let mut stop_ids: Vec<TokenId> = tokenizer.ends().iter().copied().collect();
         for token in &self.extra_eos_token {
-            let id = token.parse().ok().or_else(|| tokenizer.token_id(token));
+            let single = || match tokenizer.encode(token, false).as_deref() {
+                Ok([id]) => Some(*id),
+                _ => None,
+            };
+            let id = token.parse().ok().or_else(|| tokenizer.token_id(token)).or_else(single);
             stop_ids.push(id.ok_or_else(|| anyhow!("--extra-eos-token: the vocabulary has no `{token}`"))?);
         }
         sampling.xtc_special_tokens = tokenizer.encode("\n", false)?;

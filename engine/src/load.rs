@@ -65,6 +65,7 @@ fn load_folder(
     progress: Arc<LoadProgress>,
 ) -> Result<Loaded, LoadError> {
     let config = read_config(&folder.join("config.json"))?;
+    lm::check(&config)?;
     let tensors = checkpoint::open(folder)?;
     let quantization = QuantConfig::parse(&config)?;
     let text = {

@@ -13,7 +13,7 @@ use mlx_core::attention::{self, AttentionSpec};
 
 use cache::{LayerCache, LayerSpec, SeqCache};
 
-pub use registry::{SUPPORTED, build};
+pub use registry::{SUPPORTED, build, check};
 
 /// A causal language model: ids to embeddings, embeddings to hidden states, logits on request.
 ///

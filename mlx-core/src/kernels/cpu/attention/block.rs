@@ -391,7 +391,7 @@ fn soften<L: Lanes>(l: L, dots: &mut [f32; BLOCK], seen: Range<usize>, scores: S
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
     let (a, z) = (x.abs(), x * x);
-    let series = [-5.704_989e-3, 2.063_909e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_8];
+    let series = [-0.005_704_988_7, 0.020_639_088, -0.053_739_715, 0.133_314_42, -0.333_332_8];
     let near = (series.iter().fold(0f32, |p, c| p.mul_add(z, *c)) * z).mul_add(x, x);
     let far = 1.0 - 2.0 * (1.0 / (1.0 + exp2(a.min(60.0) * (2.0 * std::f32::consts::LOG2_E))));
     // `min` drops a NaN, `near` keeps it.
