@@ -1,3 +1,6 @@
+// Before any <float.h>: Apple's C++ library has no INFINITY after it.
+#include <cmath>
+
 #include "extras.h"
 
 #include <cstdlib>

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use crate::fetch::MLXC_VERSION;
-use crate::plan::{Plan, MLX_VERSION};
+use crate::plan::{Mlx, Plan, MLX_VERSION};
 
 /// The folder that holds `libmlxc.a`.
 pub fn mlxc(plan: &Plan, sources: &Path, mlx: &Path, native: &Path) -> Result<PathBuf, String> {
@@ -19,8 +19,9 @@ pub fn mlxc(plan: &Plan, sources: &Path, mlx: &Path, native: &Path) -> Result<Pa
 
     let mut files = cpp_files(&sources.join("mlx/c"))?;
     files.push(native.join("portable.cpp"));
-    let folder =
-        plan.cache.join(format!("mlxc-{MLXC_VERSION}-{:016x}", key(&target, &compiler, &files, native)?));
+    let folder = plan
+        .cache
+        .join(format!("mlxc-{MLXC_VERSION}-{:016x}", key(plan, &target, &compiler, &files, native)?));
     if folder.join("libmlxc.a").exists() {
         return Ok(folder);
     }
@@ -56,10 +57,20 @@ fn cpp_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Changes with anything that the library depends on.
-fn key(target: &str, compiler: &cc::Tool, files: &[PathBuf], native: &Path) -> Result<u64, String> {
+fn key(
+    plan: &Plan,
+    target: &str,
+    compiler: &cc::Tool,
+    files: &[PathBuf],
+    native: &Path,
+) -> Result<u64, String> {
     let mut hash = DefaultHasher::new();
     (target, MLX_VERSION, MLXC_VERSION).hash(&mut hash);
-    // Includes are named by place; what they hold is settled by the versions.
+    // Includes are named by place; what the pinned ones hold is settled by the versions.
+    if let Mlx::Given(dir) = &plan.mlx {
+        dir.hash(&mut hash);
+    }
+    plan.mlxc.hash(&mut hash);
     let flags = compiler.args().iter().filter(|arg| !arg.to_string_lossy().contains('/'));
     flags.for_each(|flag| flag.hash(&mut hash));
     if let Ok(output) = Command::new(compiler.path()).arg("--version").output() {

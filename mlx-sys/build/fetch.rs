@@ -22,7 +22,8 @@ pub fn mlx(plan: &Plan, vendor: &Path) -> Result<PathBuf, String> {
         },
         Mlx::Wheels { requirements, platforms, folder } => {
             if missing().is_some() {
-                download(plan, &vendor.join(requirements), platforms, folder)?;
+                let complete = || missing().is_none();
+                download(plan, &vendor.join(requirements), platforms, folder, complete)?;
             }
             match missing() {
                 Some(file) => Err(format!(
@@ -36,7 +37,13 @@ pub fn mlx(plan: &Plan, vendor: &Path) -> Result<PathBuf, String> {
 }
 
 /// Downloads and unpacks beside the final place, then renames, so that a folder there is complete.
-fn download(plan: &Plan, requirements: &Path, platforms: &[String], folder: &Path) -> Result<(), String> {
+fn download(
+    plan: &Plan,
+    requirements: &Path,
+    platforms: &[String],
+    folder: &Path,
+    complete: impl Fn() -> bool,
+) -> Result<(), String> {
     println!(
         "cargo::warning=fetching MLX {MLX_VERSION} ({}) once, into {}",
         plan.backend.name(),
@@ -58,10 +65,12 @@ fn download(plan: &Plan, requirements: &Path, platforms: &[String], folder: &Pat
             run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
         }
         // An incomplete folder from elsewhere must not be in the way.
-        fs::remove_dir_all(folder).ok();
+        if !complete() {
+            fs::remove_dir_all(folder).ok();
+        }
         match fs::rename(&unpacked, folder) {
             // Another build was faster: its folder is the same.
-            Err(_) if folder.join("mlx").exists() => Ok(()),
+            Err(_) if complete() => Ok(()),
             other => other.map_err(|err| format!("cannot move MLX to {}: {err}", folder.display())),
         }
     })();

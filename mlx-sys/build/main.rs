@@ -30,7 +30,8 @@ fn build() -> Result<(), String> {
     for folder in ["native", "build", "../vendor"] {
         println!("cargo::rerun-if-changed={folder}");
     }
-    for name in VARIABLES {
+    let compiler = ["CXX", "CXXFLAGS"].into_iter();
+    for name in VARIABLES.into_iter().chain(compiler) {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let plan = plan::plan(&machine())?;

@@ -6,2278 +6,39 @@ pub struct __BindgenComplex<T> {
     pub re: T,
     pub im: T,
 }
-pub const true_: u32 = 1;
-pub const false_: u32 = 0;
-pub const __bool_true_false_are_defined: u32 = 1;
-pub const _STDINT_H: u32 = 1;
-pub const _FEATURES_H: u32 = 1;
-pub const _DEFAULT_SOURCE: u32 = 1;
-pub const __GLIBC_USE_ISOC2X: u32 = 0;
-pub const __USE_ISOC11: u32 = 1;
-pub const __USE_ISOC99: u32 = 1;
-pub const __USE_ISOC95: u32 = 1;
-pub const __USE_POSIX_IMPLICITLY: u32 = 1;
-pub const _POSIX_SOURCE: u32 = 1;
-pub const _POSIX_C_SOURCE: u32 = 200809;
-pub const __USE_POSIX: u32 = 1;
-pub const __USE_POSIX2: u32 = 1;
-pub const __USE_POSIX199309: u32 = 1;
-pub const __USE_POSIX199506: u32 = 1;
-pub const __USE_XOPEN2K: u32 = 1;
-pub const __USE_XOPEN2K8: u32 = 1;
-pub const _ATFILE_SOURCE: u32 = 1;
-pub const __WORDSIZE: u32 = 64;
-pub const __WORDSIZE_TIME64_COMPAT32: u32 = 1;
-pub const __SYSCALL_WORDSIZE: u32 = 64;
-pub const __TIMESIZE: u32 = 64;
-pub const __USE_MISC: u32 = 1;
-pub const __USE_ATFILE: u32 = 1;
-pub const __USE_FORTIFY_LEVEL: u32 = 0;
-pub const __GLIBC_USE_DEPRECATED_GETS: u32 = 0;
-pub const __GLIBC_USE_DEPRECATED_SCANF: u32 = 0;
-pub const _STDC_PREDEF_H: u32 = 1;
-pub const __STDC_IEC_559__: u32 = 1;
-pub const __STDC_IEC_60559_BFP__: u32 = 201404;
-pub const __STDC_IEC_559_COMPLEX__: u32 = 1;
-pub const __STDC_IEC_60559_COMPLEX__: u32 = 201404;
-pub const __STDC_ISO_10646__: u32 = 201706;
-pub const __GNU_LIBRARY__: u32 = 6;
-pub const __GLIBC__: u32 = 2;
-pub const __GLIBC_MINOR__: u32 = 36;
-pub const _SYS_CDEFS_H: u32 = 1;
-pub const __glibc_c99_flexarr_available: u32 = 1;
-pub const __LDOUBLE_REDIRECTS_TO_FLOAT128_ABI: u32 = 0;
-pub const __HAVE_GENERIC_SELECTION: u32 = 1;
-pub const __GLIBC_USE_LIB_EXT2: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_BFP_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_BFP_EXT_C2X: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_FUNCS_EXT: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_FUNCS_EXT_C2X: u32 = 0;
-pub const __GLIBC_USE_IEC_60559_TYPES_EXT: u32 = 0;
-pub const _BITS_TYPES_H: u32 = 1;
-pub const _BITS_TYPESIZES_H: u32 = 1;
-pub const __OFF_T_MATCHES_OFF64_T: u32 = 1;
-pub const __INO_T_MATCHES_INO64_T: u32 = 1;
-pub const __RLIM_T_MATCHES_RLIM64_T: u32 = 1;
-pub const __STATFS_MATCHES_STATFS64: u32 = 1;
-pub const __KERNEL_OLD_TIMEVAL_MATCHES_TIMEVAL64: u32 = 1;
-pub const __FD_SETSIZE: u32 = 1024;
-pub const _BITS_TIME64_H: u32 = 1;
-pub const _BITS_WCHAR_H: u32 = 1;
-pub const _BITS_STDINT_INTN_H: u32 = 1;
-pub const _BITS_STDINT_UINTN_H: u32 = 1;
-pub const INT8_MIN: i32 = -128;
-pub const INT16_MIN: i32 = -32768;
-pub const INT32_MIN: i32 = -2147483648;
-pub const INT8_MAX: u32 = 127;
-pub const INT16_MAX: u32 = 32767;
-pub const INT32_MAX: u32 = 2147483647;
-pub const UINT8_MAX: u32 = 255;
-pub const UINT16_MAX: u32 = 65535;
-pub const UINT32_MAX: u32 = 4294967295;
-pub const INT_LEAST8_MIN: i32 = -128;
-pub const INT_LEAST16_MIN: i32 = -32768;
-pub const INT_LEAST32_MIN: i32 = -2147483648;
-pub const INT_LEAST8_MAX: u32 = 127;
-pub const INT_LEAST16_MAX: u32 = 32767;
-pub const INT_LEAST32_MAX: u32 = 2147483647;
-pub const UINT_LEAST8_MAX: u32 = 255;
-pub const UINT_LEAST16_MAX: u32 = 65535;
-pub const UINT_LEAST32_MAX: u32 = 4294967295;
-pub const INT_FAST8_MIN: i32 = -128;
-pub const INT_FAST16_MIN: i64 = -9223372036854775808;
-pub const INT_FAST32_MIN: i64 = -9223372036854775808;
-pub const INT_FAST8_MAX: u32 = 127;
-pub const INT_FAST16_MAX: u64 = 9223372036854775807;
-pub const INT_FAST32_MAX: u64 = 9223372036854775807;
-pub const UINT_FAST8_MAX: u32 = 255;
-pub const UINT_FAST16_MAX: i32 = -1;
-pub const UINT_FAST32_MAX: i32 = -1;
-pub const INTPTR_MIN: i64 = -9223372036854775808;
-pub const INTPTR_MAX: u64 = 9223372036854775807;
-pub const UINTPTR_MAX: i32 = -1;
-pub const PTRDIFF_MIN: i64 = -9223372036854775808;
-pub const PTRDIFF_MAX: u64 = 9223372036854775807;
-pub const SIG_ATOMIC_MIN: i32 = -2147483648;
-pub const SIG_ATOMIC_MAX: u32 = 2147483647;
-pub const SIZE_MAX: i32 = -1;
-pub const WINT_MIN: u32 = 0;
-pub const WINT_MAX: u32 = 4294967295;
-pub const _STDLIB_H: u32 = 1;
-pub const WNOHANG: u32 = 1;
-pub const WUNTRACED: u32 = 2;
-pub const WSTOPPED: u32 = 2;
-pub const WEXITED: u32 = 4;
-pub const WCONTINUED: u32 = 8;
-pub const WNOWAIT: u32 = 16777216;
-pub const __WNOTHREAD: u32 = 536870912;
-pub const __WALL: u32 = 1073741824;
-pub const __WCLONE: u32 = 2147483648;
-pub const __W_CONTINUED: u32 = 65535;
-pub const __WCOREFLAG: u32 = 128;
-pub const __HAVE_FLOAT128: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT128: u32 = 0;
-pub const __HAVE_FLOAT64X: u32 = 1;
-pub const __HAVE_FLOAT64X_LONG_DOUBLE: u32 = 1;
-pub const __HAVE_FLOAT16: u32 = 0;
-pub const __HAVE_FLOAT32: u32 = 1;
-pub const __HAVE_FLOAT64: u32 = 1;
-pub const __HAVE_FLOAT32X: u32 = 1;
-pub const __HAVE_FLOAT128X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT16: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT32: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT64: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT32X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT64X: u32 = 0;
-pub const __HAVE_DISTINCT_FLOAT128X: u32 = 0;
-pub const __HAVE_FLOATN_NOT_TYPEDEF: u32 = 0;
-pub const __ldiv_t_defined: u32 = 1;
-pub const __lldiv_t_defined: u32 = 1;
-pub const RAND_MAX: u32 = 2147483647;
-pub const EXIT_FAILURE: u32 = 1;
-pub const EXIT_SUCCESS: u32 = 0;
-pub const _SYS_TYPES_H: u32 = 1;
-pub const __clock_t_defined: u32 = 1;
-pub const __clockid_t_defined: u32 = 1;
-pub const __time_t_defined: u32 = 1;
-pub const __timer_t_defined: u32 = 1;
-pub const __BIT_TYPES_DEFINED__: u32 = 1;
-pub const _ENDIAN_H: u32 = 1;
-pub const _BITS_ENDIAN_H: u32 = 1;
-pub const __LITTLE_ENDIAN: u32 = 1234;
-pub const __BIG_ENDIAN: u32 = 4321;
-pub const __PDP_ENDIAN: u32 = 3412;
-pub const _BITS_ENDIANNESS_H: u32 = 1;
-pub const __BYTE_ORDER: u32 = 1234;
-pub const __FLOAT_WORD_ORDER: u32 = 1234;
-pub const LITTLE_ENDIAN: u32 = 1234;
-pub const BIG_ENDIAN: u32 = 4321;
-pub const PDP_ENDIAN: u32 = 3412;
-pub const BYTE_ORDER: u32 = 1234;
-pub const _BITS_BYTESWAP_H: u32 = 1;
-pub const _BITS_UINTN_IDENTITY_H: u32 = 1;
-pub const _SYS_SELECT_H: u32 = 1;
-pub const __sigset_t_defined: u32 = 1;
-pub const __timeval_defined: u32 = 1;
-pub const _STRUCT_TIMESPEC: u32 = 1;
-pub const FD_SETSIZE: u32 = 1024;
-pub const _BITS_PTHREADTYPES_COMMON_H: u32 = 1;
-pub const _THREAD_SHARED_TYPES_H: u32 = 1;
-pub const _BITS_PTHREADTYPES_ARCH_H: u32 = 1;
-pub const __SIZEOF_PTHREAD_MUTEX_T: u32 = 40;
-pub const __SIZEOF_PTHREAD_ATTR_T: u32 = 56;
-pub const __SIZEOF_PTHREAD_RWLOCK_T: u32 = 56;
-pub const __SIZEOF_PTHREAD_BARRIER_T: u32 = 32;
-pub const __SIZEOF_PTHREAD_MUTEXATTR_T: u32 = 4;
-pub const __SIZEOF_PTHREAD_COND_T: u32 = 48;
-pub const __SIZEOF_PTHREAD_CONDATTR_T: u32 = 4;
-pub const __SIZEOF_PTHREAD_RWLOCKATTR_T: u32 = 8;
-pub const __SIZEOF_PTHREAD_BARRIERATTR_T: u32 = 4;
-pub const _THREAD_MUTEX_INTERNAL_H: u32 = 1;
-pub const __PTHREAD_MUTEX_HAVE_PREV: u32 = 1;
-pub const __have_pthread_attr_t: u32 = 1;
-pub const _ALLOCA_H: u32 = 1;
-pub const _COMPLEX_H: u32 = 1;
-pub const _STDIO_H: u32 = 1;
-pub const __GNUC_VA_LIST: u32 = 1;
-pub const _____fpos_t_defined: u32 = 1;
-pub const ____mbstate_t_defined: u32 = 1;
-pub const _____fpos64_t_defined: u32 = 1;
-pub const ____FILE_defined: u32 = 1;
-pub const __FILE_defined: u32 = 1;
-pub const __struct_FILE_defined: u32 = 1;
-pub const _IO_EOF_SEEN: u32 = 16;
-pub const _IO_ERR_SEEN: u32 = 32;
-pub const _IO_USER_LOCK: u32 = 32768;
-pub const _IOFBF: u32 = 0;
-pub const _IOLBF: u32 = 1;
-pub const _IONBF: u32 = 2;
-pub const BUFSIZ: u32 = 8192;
-pub const EOF: i32 = -1;
-pub const SEEK_SET: u32 = 0;
-pub const SEEK_CUR: u32 = 1;
-pub const SEEK_END: u32 = 2;
-pub const P_tmpdir: &[u8; 5] = b"/tmp\0";
-pub const _BITS_STDIO_LIM_H: u32 = 1;
-pub const L_tmpnam: u32 = 20;
-pub const TMP_MAX: u32 = 238328;
-pub const FILENAME_MAX: u32 = 4096;
-pub const L_ctermid: u32 = 9;
-pub const FOPEN_MAX: u32 = 16;
 #[doc = " A MLX string object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_string_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_string_>(),
-        8usize,
-        "Size of mlx_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_string_>(),
-        8usize,
-        "Alignment of mlx_string_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_string_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_string_"][::std::mem::size_of::<mlx_string_>() - 8usize];
+    ["Alignment of mlx_string_"][::std::mem::align_of::<mlx_string_>() - 8usize];
+    ["Offset of field: mlx_string_::ctx"][::std::mem::offset_of!(mlx_string_, ctx) - 0usize];
+};
 #[doc = " A MLX string object."]
 pub type mlx_string = mlx_string_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string."]
     pub fn mlx_string_new() -> mlx_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new string, copying contents from `str`, which must end with `\\0`."]
     pub fn mlx_string_new_data(str_: *const ::std::os::raw::c_char) -> mlx_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set string to src string."]
     pub fn mlx_string_set(str_: *mut mlx_string, src: mlx_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the string contents.\n The pointer is valid for the life duration of the string."]
     pub fn mlx_string_data(str_: mlx_string) -> *const ::std::os::raw::c_char;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free string."]
     pub fn mlx_string_free(str_: mlx_string) -> ::std::os::raw::c_int;
-}
-pub type __u_char = ::std::os::raw::c_uchar;
-pub type __u_short = ::std::os::raw::c_ushort;
-pub type __u_int = ::std::os::raw::c_uint;
-pub type __u_long = ::std::os::raw::c_ulong;
-pub type __int8_t = ::std::os::raw::c_schar;
-pub type __uint8_t = ::std::os::raw::c_uchar;
-pub type __int16_t = ::std::os::raw::c_short;
-pub type __uint16_t = ::std::os::raw::c_ushort;
-pub type __int32_t = ::std::os::raw::c_int;
-pub type __uint32_t = ::std::os::raw::c_uint;
-pub type __int64_t = ::std::os::raw::c_long;
-pub type __uint64_t = ::std::os::raw::c_ulong;
-pub type __int_least8_t = __int8_t;
-pub type __uint_least8_t = __uint8_t;
-pub type __int_least16_t = __int16_t;
-pub type __uint_least16_t = __uint16_t;
-pub type __int_least32_t = __int32_t;
-pub type __uint_least32_t = __uint32_t;
-pub type __int_least64_t = __int64_t;
-pub type __uint_least64_t = __uint64_t;
-pub type __quad_t = ::std::os::raw::c_long;
-pub type __u_quad_t = ::std::os::raw::c_ulong;
-pub type __intmax_t = ::std::os::raw::c_long;
-pub type __uintmax_t = ::std::os::raw::c_ulong;
-pub type __dev_t = ::std::os::raw::c_ulong;
-pub type __uid_t = ::std::os::raw::c_uint;
-pub type __gid_t = ::std::os::raw::c_uint;
-pub type __ino_t = ::std::os::raw::c_ulong;
-pub type __ino64_t = ::std::os::raw::c_ulong;
-pub type __mode_t = ::std::os::raw::c_uint;
-pub type __nlink_t = ::std::os::raw::c_ulong;
-pub type __off_t = ::std::os::raw::c_long;
-pub type __off64_t = ::std::os::raw::c_long;
-pub type __pid_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __fsid_t {
-    pub __val: [::std::os::raw::c_int; 2usize],
-}
-#[test]
-fn bindgen_test_layout___fsid_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__fsid_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__fsid_t>(),
-        8usize,
-        "Size of __fsid_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__fsid_t>(),
-        4usize,
-        "Alignment of __fsid_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__val) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __fsid_t::__val"
-    );
-}
-pub type __clock_t = ::std::os::raw::c_long;
-pub type __rlim_t = ::std::os::raw::c_ulong;
-pub type __rlim64_t = ::std::os::raw::c_ulong;
-pub type __id_t = ::std::os::raw::c_uint;
-pub type __time_t = ::std::os::raw::c_long;
-pub type __useconds_t = ::std::os::raw::c_uint;
-pub type __suseconds_t = ::std::os::raw::c_long;
-pub type __suseconds64_t = ::std::os::raw::c_long;
-pub type __daddr_t = ::std::os::raw::c_int;
-pub type __key_t = ::std::os::raw::c_int;
-pub type __clockid_t = ::std::os::raw::c_int;
-pub type __timer_t = *mut ::std::os::raw::c_void;
-pub type __blksize_t = ::std::os::raw::c_long;
-pub type __blkcnt_t = ::std::os::raw::c_long;
-pub type __blkcnt64_t = ::std::os::raw::c_long;
-pub type __fsblkcnt_t = ::std::os::raw::c_ulong;
-pub type __fsblkcnt64_t = ::std::os::raw::c_ulong;
-pub type __fsfilcnt_t = ::std::os::raw::c_ulong;
-pub type __fsfilcnt64_t = ::std::os::raw::c_ulong;
-pub type __fsword_t = ::std::os::raw::c_long;
-pub type __ssize_t = ::std::os::raw::c_long;
-pub type __syscall_slong_t = ::std::os::raw::c_long;
-pub type __syscall_ulong_t = ::std::os::raw::c_ulong;
-pub type __loff_t = __off64_t;
-pub type __caddr_t = *mut ::std::os::raw::c_char;
-pub type __intptr_t = ::std::os::raw::c_long;
-pub type __socklen_t = ::std::os::raw::c_uint;
-pub type __sig_atomic_t = ::std::os::raw::c_int;
-pub type int_least8_t = __int_least8_t;
-pub type int_least16_t = __int_least16_t;
-pub type int_least32_t = __int_least32_t;
-pub type int_least64_t = __int_least64_t;
-pub type uint_least8_t = __uint_least8_t;
-pub type uint_least16_t = __uint_least16_t;
-pub type uint_least32_t = __uint_least32_t;
-pub type uint_least64_t = __uint_least64_t;
-pub type int_fast8_t = ::std::os::raw::c_schar;
-pub type int_fast16_t = ::std::os::raw::c_long;
-pub type int_fast32_t = ::std::os::raw::c_long;
-pub type int_fast64_t = ::std::os::raw::c_long;
-pub type uint_fast8_t = ::std::os::raw::c_uchar;
-pub type uint_fast16_t = ::std::os::raw::c_ulong;
-pub type uint_fast32_t = ::std::os::raw::c_ulong;
-pub type uint_fast64_t = ::std::os::raw::c_ulong;
-pub type intmax_t = __intmax_t;
-pub type uintmax_t = __uintmax_t;
-pub type wchar_t = ::std::os::raw::c_int;
-pub type _Float32 = f32;
-pub type _Float64 = f64;
-pub type _Float32x = f64;
-pub type _Float64x = u128;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct div_t {
-    pub quot: ::std::os::raw::c_int,
-    pub rem: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_div_t() {
-    const UNINIT: ::std::mem::MaybeUninit<div_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<div_t>(), 8usize, "Size of div_t");
-    assert_eq!(
-        ::std::mem::align_of::<div_t>(),
-        4usize,
-        "Alignment of div_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: div_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        4usize,
-        "Offset of field: div_t::rem"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ldiv_t {
-    pub quot: ::std::os::raw::c_long,
-    pub rem: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_ldiv_t() {
-    const UNINIT: ::std::mem::MaybeUninit<ldiv_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<ldiv_t>(), 16usize, "Size of ldiv_t");
-    assert_eq!(
-        ::std::mem::align_of::<ldiv_t>(),
-        8usize,
-        "Alignment of ldiv_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: ldiv_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        8usize,
-        "Offset of field: ldiv_t::rem"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct lldiv_t {
-    pub quot: ::std::os::raw::c_longlong,
-    pub rem: ::std::os::raw::c_longlong,
-}
-#[test]
-fn bindgen_test_layout_lldiv_t() {
-    const UNINIT: ::std::mem::MaybeUninit<lldiv_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<lldiv_t>(), 16usize, "Size of lldiv_t");
-    assert_eq!(
-        ::std::mem::align_of::<lldiv_t>(),
-        8usize,
-        "Alignment of lldiv_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).quot) as usize - ptr as usize },
-        0usize,
-        "Offset of field: lldiv_t::quot"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rem) as usize - ptr as usize },
-        8usize,
-        "Offset of field: lldiv_t::rem"
-    );
-}
-extern "C" {
-    pub fn __ctype_get_mb_cur_max() -> usize;
-}
-extern "C" {
-    pub fn atof(__nptr: *const ::std::os::raw::c_char) -> f64;
-}
-extern "C" {
-    pub fn atoi(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn atol(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn atoll(__nptr: *const ::std::os::raw::c_char) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtod(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> f64;
-}
-extern "C" {
-    pub fn strtof(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> f32;
-}
-extern "C" {
-    pub fn strtold(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-    ) -> u128;
-}
-extern "C" {
-    pub fn strtol(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn strtoul(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn strtoq(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtouq(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulonglong;
-}
-extern "C" {
-    pub fn strtoll(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn strtoull(
-        __nptr: *const ::std::os::raw::c_char,
-        __endptr: *mut *mut ::std::os::raw::c_char,
-        __base: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_ulonglong;
-}
-extern "C" {
-    pub fn l64a(__n: ::std::os::raw::c_long) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn a64l(__s: *const ::std::os::raw::c_char) -> ::std::os::raw::c_long;
-}
-pub type u_char = __u_char;
-pub type u_short = __u_short;
-pub type u_int = __u_int;
-pub type u_long = __u_long;
-pub type quad_t = __quad_t;
-pub type u_quad_t = __u_quad_t;
-pub type fsid_t = __fsid_t;
-pub type loff_t = __loff_t;
-pub type ino_t = __ino_t;
-pub type dev_t = __dev_t;
-pub type gid_t = __gid_t;
-pub type mode_t = __mode_t;
-pub type nlink_t = __nlink_t;
-pub type uid_t = __uid_t;
-pub type off_t = __off_t;
-pub type pid_t = __pid_t;
-pub type id_t = __id_t;
-pub type daddr_t = __daddr_t;
-pub type caddr_t = __caddr_t;
-pub type key_t = __key_t;
-pub type clock_t = __clock_t;
-pub type clockid_t = __clockid_t;
-pub type time_t = __time_t;
-pub type timer_t = __timer_t;
-pub type ulong = ::std::os::raw::c_ulong;
-pub type ushort = ::std::os::raw::c_ushort;
-pub type uint = ::std::os::raw::c_uint;
-pub type u_int8_t = __uint8_t;
-pub type u_int16_t = __uint16_t;
-pub type u_int32_t = __uint32_t;
-pub type u_int64_t = __uint64_t;
-pub type register_t = ::std::os::raw::c_long;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __sigset_t {
-    pub __val: [::std::os::raw::c_ulong; 16usize],
-}
-#[test]
-fn bindgen_test_layout___sigset_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__sigset_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__sigset_t>(),
-        128usize,
-        "Size of __sigset_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__sigset_t>(),
-        8usize,
-        "Alignment of __sigset_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__val) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __sigset_t::__val"
-    );
-}
-pub type sigset_t = __sigset_t;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct timeval {
-    pub tv_sec: __time_t,
-    pub tv_usec: __suseconds_t,
-}
-#[test]
-fn bindgen_test_layout_timeval() {
-    const UNINIT: ::std::mem::MaybeUninit<timeval> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<timeval>(), 16usize, "Size of timeval");
-    assert_eq!(
-        ::std::mem::align_of::<timeval>(),
-        8usize,
-        "Alignment of timeval"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_sec) as usize - ptr as usize },
-        0usize,
-        "Offset of field: timeval::tv_sec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_usec) as usize - ptr as usize },
-        8usize,
-        "Offset of field: timeval::tv_usec"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct timespec {
-    pub tv_sec: __time_t,
-    pub tv_nsec: __syscall_slong_t,
-}
-#[test]
-fn bindgen_test_layout_timespec() {
-    const UNINIT: ::std::mem::MaybeUninit<timespec> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<timespec>(),
-        16usize,
-        "Size of timespec"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<timespec>(),
-        8usize,
-        "Alignment of timespec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_sec) as usize - ptr as usize },
-        0usize,
-        "Offset of field: timespec::tv_sec"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tv_nsec) as usize - ptr as usize },
-        8usize,
-        "Offset of field: timespec::tv_nsec"
-    );
-}
-pub type suseconds_t = __suseconds_t;
-pub type __fd_mask = ::std::os::raw::c_long;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct fd_set {
-    pub __fds_bits: [__fd_mask; 16usize],
-}
-#[test]
-fn bindgen_test_layout_fd_set() {
-    const UNINIT: ::std::mem::MaybeUninit<fd_set> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(::std::mem::size_of::<fd_set>(), 128usize, "Size of fd_set");
-    assert_eq!(
-        ::std::mem::align_of::<fd_set>(),
-        8usize,
-        "Alignment of fd_set"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__fds_bits) as usize - ptr as usize },
-        0usize,
-        "Offset of field: fd_set::__fds_bits"
-    );
-}
-pub type fd_mask = __fd_mask;
-extern "C" {
-    pub fn select(
-        __nfds: ::std::os::raw::c_int,
-        __readfds: *mut fd_set,
-        __writefds: *mut fd_set,
-        __exceptfds: *mut fd_set,
-        __timeout: *mut timeval,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn pselect(
-        __nfds: ::std::os::raw::c_int,
-        __readfds: *mut fd_set,
-        __writefds: *mut fd_set,
-        __exceptfds: *mut fd_set,
-        __timeout: *const timespec,
-        __sigmask: *const __sigset_t,
-    ) -> ::std::os::raw::c_int;
-}
-pub type blksize_t = __blksize_t;
-pub type blkcnt_t = __blkcnt_t;
-pub type fsblkcnt_t = __fsblkcnt_t;
-pub type fsfilcnt_t = __fsfilcnt_t;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union __atomic_wide_counter {
-    pub __value64: ::std::os::raw::c_ulonglong,
-    pub __value32: __atomic_wide_counter__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __atomic_wide_counter__bindgen_ty_1 {
-    pub __low: ::std::os::raw::c_uint,
-    pub __high: ::std::os::raw::c_uint,
-}
-#[test]
-fn bindgen_test_layout___atomic_wide_counter__bindgen_ty_1() {
-    const UNINIT: ::std::mem::MaybeUninit<__atomic_wide_counter__bindgen_ty_1> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__atomic_wide_counter__bindgen_ty_1>(),
-        8usize,
-        "Size of __atomic_wide_counter__bindgen_ty_1"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__atomic_wide_counter__bindgen_ty_1>(),
-        4usize,
-        "Alignment of __atomic_wide_counter__bindgen_ty_1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__low) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter__bindgen_ty_1::__low"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__high) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __atomic_wide_counter__bindgen_ty_1::__high"
-    );
-}
-#[test]
-fn bindgen_test_layout___atomic_wide_counter() {
-    const UNINIT: ::std::mem::MaybeUninit<__atomic_wide_counter> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__atomic_wide_counter>(),
-        8usize,
-        "Size of __atomic_wide_counter"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__atomic_wide_counter>(),
-        8usize,
-        "Alignment of __atomic_wide_counter"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value64) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter::__value64"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value32) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __atomic_wide_counter::__value32"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_internal_list {
-    pub __prev: *mut __pthread_internal_list,
-    pub __next: *mut __pthread_internal_list,
-}
-#[test]
-fn bindgen_test_layout___pthread_internal_list() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_internal_list> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_internal_list>(),
-        16usize,
-        "Size of __pthread_internal_list"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_internal_list>(),
-        8usize,
-        "Alignment of __pthread_internal_list"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__prev) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_internal_list::__prev"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__next) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_internal_list::__next"
-    );
-}
-pub type __pthread_list_t = __pthread_internal_list;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_internal_slist {
-    pub __next: *mut __pthread_internal_slist,
-}
-#[test]
-fn bindgen_test_layout___pthread_internal_slist() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_internal_slist> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_internal_slist>(),
-        8usize,
-        "Size of __pthread_internal_slist"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_internal_slist>(),
-        8usize,
-        "Alignment of __pthread_internal_slist"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__next) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_internal_slist::__next"
-    );
-}
-pub type __pthread_slist_t = __pthread_internal_slist;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_mutex_s {
-    pub __lock: ::std::os::raw::c_int,
-    pub __count: ::std::os::raw::c_uint,
-    pub __owner: ::std::os::raw::c_int,
-    pub __nusers: ::std::os::raw::c_uint,
-    pub __kind: ::std::os::raw::c_int,
-    pub __spins: ::std::os::raw::c_short,
-    pub __elision: ::std::os::raw::c_short,
-    pub __list: __pthread_list_t,
-}
-#[test]
-fn bindgen_test_layout___pthread_mutex_s() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_mutex_s> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_mutex_s>(),
-        40usize,
-        "Size of __pthread_mutex_s"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_mutex_s>(),
-        8usize,
-        "Alignment of __pthread_mutex_s"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__lock) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_mutex_s::__lock"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__count) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __pthread_mutex_s::__count"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__owner) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_mutex_s::__owner"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__nusers) as usize - ptr as usize },
-        12usize,
-        "Offset of field: __pthread_mutex_s::__nusers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__kind) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_mutex_s::__kind"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__spins) as usize - ptr as usize },
-        20usize,
-        "Offset of field: __pthread_mutex_s::__spins"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__elision) as usize - ptr as usize },
-        22usize,
-        "Offset of field: __pthread_mutex_s::__elision"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__list) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_mutex_s::__list"
-    );
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_rwlock_arch_t {
-    pub __readers: ::std::os::raw::c_uint,
-    pub __writers: ::std::os::raw::c_uint,
-    pub __wrphase_futex: ::std::os::raw::c_uint,
-    pub __writers_futex: ::std::os::raw::c_uint,
-    pub __pad3: ::std::os::raw::c_uint,
-    pub __pad4: ::std::os::raw::c_uint,
-    pub __cur_writer: ::std::os::raw::c_int,
-    pub __shared: ::std::os::raw::c_int,
-    pub __rwelision: ::std::os::raw::c_schar,
-    pub __pad1: [::std::os::raw::c_uchar; 7usize],
-    pub __pad2: ::std::os::raw::c_ulong,
-    pub __flags: ::std::os::raw::c_uint,
-}
-#[test]
-fn bindgen_test_layout___pthread_rwlock_arch_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_rwlock_arch_t> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_rwlock_arch_t>(),
-        56usize,
-        "Size of __pthread_rwlock_arch_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_rwlock_arch_t>(),
-        8usize,
-        "Alignment of __pthread_rwlock_arch_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__readers) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_rwlock_arch_t::__readers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__writers) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __pthread_rwlock_arch_t::__writers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wrphase_futex) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_rwlock_arch_t::__wrphase_futex"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__writers_futex) as usize - ptr as usize },
-        12usize,
-        "Offset of field: __pthread_rwlock_arch_t::__writers_futex"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad3) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad3"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad4) as usize - ptr as usize },
-        20usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad4"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__cur_writer) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_rwlock_arch_t::__cur_writer"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__shared) as usize - ptr as usize },
-        28usize,
-        "Offset of field: __pthread_rwlock_arch_t::__shared"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__rwelision) as usize - ptr as usize },
-        32usize,
-        "Offset of field: __pthread_rwlock_arch_t::__rwelision"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad1) as usize - ptr as usize },
-        33usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad2) as usize - ptr as usize },
-        40usize,
-        "Offset of field: __pthread_rwlock_arch_t::__pad2"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__flags) as usize - ptr as usize },
-        48usize,
-        "Offset of field: __pthread_rwlock_arch_t::__flags"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct __pthread_cond_s {
-    pub __wseq: __atomic_wide_counter,
-    pub __g1_start: __atomic_wide_counter,
-    pub __g_refs: [::std::os::raw::c_uint; 2usize],
-    pub __g_size: [::std::os::raw::c_uint; 2usize],
-    pub __g1_orig_size: ::std::os::raw::c_uint,
-    pub __wrefs: ::std::os::raw::c_uint,
-    pub __g_signals: [::std::os::raw::c_uint; 2usize],
-}
-#[test]
-fn bindgen_test_layout___pthread_cond_s() {
-    const UNINIT: ::std::mem::MaybeUninit<__pthread_cond_s> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__pthread_cond_s>(),
-        48usize,
-        "Size of __pthread_cond_s"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__pthread_cond_s>(),
-        8usize,
-        "Alignment of __pthread_cond_s"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wseq) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __pthread_cond_s::__wseq"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g1_start) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __pthread_cond_s::__g1_start"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_refs) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __pthread_cond_s::__g_refs"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_size) as usize - ptr as usize },
-        24usize,
-        "Offset of field: __pthread_cond_s::__g_size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g1_orig_size) as usize - ptr as usize },
-        32usize,
-        "Offset of field: __pthread_cond_s::__g1_orig_size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wrefs) as usize - ptr as usize },
-        36usize,
-        "Offset of field: __pthread_cond_s::__wrefs"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__g_signals) as usize - ptr as usize },
-        40usize,
-        "Offset of field: __pthread_cond_s::__g_signals"
-    );
-}
-pub type __tss_t = ::std::os::raw::c_uint;
-pub type __thrd_t = ::std::os::raw::c_ulong;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __once_flag {
-    pub __data: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout___once_flag() {
-    const UNINIT: ::std::mem::MaybeUninit<__once_flag> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__once_flag>(),
-        4usize,
-        "Size of __once_flag"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__once_flag>(),
-        4usize,
-        "Alignment of __once_flag"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __once_flag::__data"
-    );
-}
-pub type pthread_t = ::std::os::raw::c_ulong;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_mutexattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_mutexattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_mutexattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_mutexattr_t>(),
-        4usize,
-        "Size of pthread_mutexattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_mutexattr_t>(),
-        4usize,
-        "Alignment of pthread_mutexattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutexattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutexattr_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_condattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_condattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_condattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_condattr_t>(),
-        4usize,
-        "Size of pthread_condattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_condattr_t>(),
-        4usize,
-        "Alignment of pthread_condattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_condattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_condattr_t::__align"
-    );
-}
-pub type pthread_key_t = ::std::os::raw::c_uint;
-pub type pthread_once_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_attr_t {
-    pub __size: [::std::os::raw::c_char; 56usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_attr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_attr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_attr_t>(),
-        56usize,
-        "Size of pthread_attr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_attr_t>(),
-        8usize,
-        "Alignment of pthread_attr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_attr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_attr_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_mutex_t {
-    pub __data: __pthread_mutex_s,
-    pub __size: [::std::os::raw::c_char; 40usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_mutex_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_mutex_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_mutex_t>(),
-        40usize,
-        "Size of pthread_mutex_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_mutex_t>(),
-        8usize,
-        "Alignment of pthread_mutex_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_mutex_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_cond_t {
-    pub __data: __pthread_cond_s,
-    pub __size: [::std::os::raw::c_char; 48usize],
-    pub __align: ::std::os::raw::c_longlong,
-}
-#[test]
-fn bindgen_test_layout_pthread_cond_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_cond_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_cond_t>(),
-        48usize,
-        "Size of pthread_cond_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_cond_t>(),
-        8usize,
-        "Alignment of pthread_cond_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_cond_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_rwlock_t {
-    pub __data: __pthread_rwlock_arch_t,
-    pub __size: [::std::os::raw::c_char; 56usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_rwlock_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_rwlock_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_rwlock_t>(),
-        56usize,
-        "Size of pthread_rwlock_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_rwlock_t>(),
-        8usize,
-        "Alignment of pthread_rwlock_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__data) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlock_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_rwlockattr_t {
-    pub __size: [::std::os::raw::c_char; 8usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_rwlockattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_rwlockattr_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_rwlockattr_t>(),
-        8usize,
-        "Size of pthread_rwlockattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_rwlockattr_t>(),
-        8usize,
-        "Alignment of pthread_rwlockattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlockattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_rwlockattr_t::__align"
-    );
-}
-pub type pthread_spinlock_t = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_barrier_t {
-    pub __size: [::std::os::raw::c_char; 32usize],
-    pub __align: ::std::os::raw::c_long,
-}
-#[test]
-fn bindgen_test_layout_pthread_barrier_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_barrier_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_barrier_t>(),
-        32usize,
-        "Size of pthread_barrier_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_barrier_t>(),
-        8usize,
-        "Alignment of pthread_barrier_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrier_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrier_t::__align"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_barrierattr_t {
-    pub __size: [::std::os::raw::c_char; 4usize],
-    pub __align: ::std::os::raw::c_int,
-}
-#[test]
-fn bindgen_test_layout_pthread_barrierattr_t() {
-    const UNINIT: ::std::mem::MaybeUninit<pthread_barrierattr_t> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<pthread_barrierattr_t>(),
-        4usize,
-        "Size of pthread_barrierattr_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<pthread_barrierattr_t>(),
-        4usize,
-        "Alignment of pthread_barrierattr_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__size) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrierattr_t::__size"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__align) as usize - ptr as usize },
-        0usize,
-        "Offset of field: pthread_barrierattr_t::__align"
-    );
-}
-extern "C" {
-    pub fn random() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn srandom(__seed: ::std::os::raw::c_uint);
-}
-extern "C" {
-    pub fn initstate(
-        __seed: ::std::os::raw::c_uint,
-        __statebuf: *mut ::std::os::raw::c_char,
-        __statelen: usize,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn setstate(__statebuf: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct random_data {
-    pub fptr: *mut i32,
-    pub rptr: *mut i32,
-    pub state: *mut i32,
-    pub rand_type: ::std::os::raw::c_int,
-    pub rand_deg: ::std::os::raw::c_int,
-    pub rand_sep: ::std::os::raw::c_int,
-    pub end_ptr: *mut i32,
-}
-#[test]
-fn bindgen_test_layout_random_data() {
-    const UNINIT: ::std::mem::MaybeUninit<random_data> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<random_data>(),
-        48usize,
-        "Size of random_data"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<random_data>(),
-        8usize,
-        "Alignment of random_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).fptr) as usize - ptr as usize },
-        0usize,
-        "Offset of field: random_data::fptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rptr) as usize - ptr as usize },
-        8usize,
-        "Offset of field: random_data::rptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).state) as usize - ptr as usize },
-        16usize,
-        "Offset of field: random_data::state"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_type) as usize - ptr as usize },
-        24usize,
-        "Offset of field: random_data::rand_type"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_deg) as usize - ptr as usize },
-        28usize,
-        "Offset of field: random_data::rand_deg"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).rand_sep) as usize - ptr as usize },
-        32usize,
-        "Offset of field: random_data::rand_sep"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).end_ptr) as usize - ptr as usize },
-        40usize,
-        "Offset of field: random_data::end_ptr"
-    );
-}
-extern "C" {
-    pub fn random_r(__buf: *mut random_data, __result: *mut i32) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srandom_r(
-        __seed: ::std::os::raw::c_uint,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn initstate_r(
-        __seed: ::std::os::raw::c_uint,
-        __statebuf: *mut ::std::os::raw::c_char,
-        __statelen: usize,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setstate_r(
-        __statebuf: *mut ::std::os::raw::c_char,
-        __buf: *mut random_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn rand() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srand(__seed: ::std::os::raw::c_uint);
-}
-extern "C" {
-    pub fn rand_r(__seed: *mut ::std::os::raw::c_uint) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn drand48() -> f64;
-}
-extern "C" {
-    pub fn erand48(__xsubi: *mut ::std::os::raw::c_ushort) -> f64;
-}
-extern "C" {
-    pub fn lrand48() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn nrand48(__xsubi: *mut ::std::os::raw::c_ushort) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn mrand48() -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn jrand48(__xsubi: *mut ::std::os::raw::c_ushort) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn srand48(__seedval: ::std::os::raw::c_long);
-}
-extern "C" {
-    pub fn seed48(__seed16v: *mut ::std::os::raw::c_ushort) -> *mut ::std::os::raw::c_ushort;
-}
-extern "C" {
-    pub fn lcong48(__param: *mut ::std::os::raw::c_ushort);
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct drand48_data {
-    pub __x: [::std::os::raw::c_ushort; 3usize],
-    pub __old_x: [::std::os::raw::c_ushort; 3usize],
-    pub __c: ::std::os::raw::c_ushort,
-    pub __init: ::std::os::raw::c_ushort,
-    pub __a: ::std::os::raw::c_ulonglong,
-}
-#[test]
-fn bindgen_test_layout_drand48_data() {
-    const UNINIT: ::std::mem::MaybeUninit<drand48_data> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<drand48_data>(),
-        24usize,
-        "Size of drand48_data"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<drand48_data>(),
-        8usize,
-        "Alignment of drand48_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__x) as usize - ptr as usize },
-        0usize,
-        "Offset of field: drand48_data::__x"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__old_x) as usize - ptr as usize },
-        6usize,
-        "Offset of field: drand48_data::__old_x"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__c) as usize - ptr as usize },
-        12usize,
-        "Offset of field: drand48_data::__c"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__init) as usize - ptr as usize },
-        14usize,
-        "Offset of field: drand48_data::__init"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__a) as usize - ptr as usize },
-        16usize,
-        "Offset of field: drand48_data::__a"
-    );
-}
-extern "C" {
-    pub fn drand48_r(__buffer: *mut drand48_data, __result: *mut f64) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn erand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut f64,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn lrand48_r(
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn nrand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mrand48_r(
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn jrand48_r(
-        __xsubi: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-        __result: *mut ::std::os::raw::c_long,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn srand48_r(
-        __seedval: ::std::os::raw::c_long,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn seed48_r(
-        __seed16v: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn lcong48_r(
-        __param: *mut ::std::os::raw::c_ushort,
-        __buffer: *mut drand48_data,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn arc4random() -> __uint32_t;
-}
-extern "C" {
-    pub fn arc4random_buf(__buf: *mut ::std::os::raw::c_void, __size: usize);
-}
-extern "C" {
-    pub fn arc4random_uniform(__upper_bound: __uint32_t) -> __uint32_t;
-}
-extern "C" {
-    pub fn calloc(
-        __nmemb: ::std::os::raw::c_ulong,
-        __size: ::std::os::raw::c_ulong,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn free(__ptr: *mut ::std::os::raw::c_void);
-}
-extern "C" {
-    pub fn reallocarray(
-        __ptr: *mut ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn alloca(__size: ::std::os::raw::c_ulong) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn valloc(__size: usize) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn posix_memalign(
-        __memptr: *mut *mut ::std::os::raw::c_void,
-        __alignment: usize,
-        __size: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn aligned_alloc(
-        __alignment: ::std::os::raw::c_ulong,
-        __size: ::std::os::raw::c_ulong,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn abort() -> !;
-}
-extern "C" {
-    pub fn atexit(__func: ::std::option::Option<unsafe extern "C" fn()>) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn at_quick_exit(
-        __func: ::std::option::Option<unsafe extern "C" fn()>,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn on_exit(
-        __func: ::std::option::Option<
-            unsafe extern "C" fn(
-                __status: ::std::os::raw::c_int,
-                __arg: *mut ::std::os::raw::c_void,
-            ),
-        >,
-        __arg: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn quick_exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn _Exit(__status: ::std::os::raw::c_int) -> !;
-}
-extern "C" {
-    pub fn getenv(__name: *const ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn putenv(__string: *mut ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setenv(
-        __name: *const ::std::os::raw::c_char,
-        __value: *const ::std::os::raw::c_char,
-        __replace: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn unsetenv(__name: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearenv() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mktemp(__template: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn mkstemp(__template: *mut ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mkstemps(
-        __template: *mut ::std::os::raw::c_char,
-        __suffixlen: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mkdtemp(__template: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn system(__command: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn realpath(
-        __name: *const ::std::os::raw::c_char,
-        __resolved: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-pub type __compar_fn_t = ::std::option::Option<
-    unsafe extern "C" fn(
-        arg1: *const ::std::os::raw::c_void,
-        arg2: *const ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int,
->;
-extern "C" {
-    pub fn bsearch(
-        __key: *const ::std::os::raw::c_void,
-        __base: *const ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-        __compar: __compar_fn_t,
-    ) -> *mut ::std::os::raw::c_void;
-}
-extern "C" {
-    pub fn qsort(
-        __base: *mut ::std::os::raw::c_void,
-        __nmemb: usize,
-        __size: usize,
-        __compar: __compar_fn_t,
-    );
-}
-extern "C" {
-    pub fn abs(__x: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn labs(__x: ::std::os::raw::c_long) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn llabs(__x: ::std::os::raw::c_longlong) -> ::std::os::raw::c_longlong;
-}
-extern "C" {
-    pub fn div(__numer: ::std::os::raw::c_int, __denom: ::std::os::raw::c_int) -> div_t;
-}
-extern "C" {
-    pub fn ldiv(__numer: ::std::os::raw::c_long, __denom: ::std::os::raw::c_long) -> ldiv_t;
-}
-extern "C" {
-    pub fn lldiv(
-        __numer: ::std::os::raw::c_longlong,
-        __denom: ::std::os::raw::c_longlong,
-    ) -> lldiv_t;
-}
-extern "C" {
-    pub fn ecvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn fcvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn gcvt(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qecvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qfcvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn qgcvt(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn ecvt_r(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fcvt_r(
-        __value: f64,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn qecvt_r(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn qfcvt_r(
-        __value: u128,
-        __ndigit: ::std::os::raw::c_int,
-        __decpt: *mut ::std::os::raw::c_int,
-        __sign: *mut ::std::os::raw::c_int,
-        __buf: *mut ::std::os::raw::c_char,
-        __len: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mblen(__s: *const ::std::os::raw::c_char, __n: usize) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mbtowc(
-        __pwc: *mut wchar_t,
-        __s: *const ::std::os::raw::c_char,
-        __n: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn wctomb(__s: *mut ::std::os::raw::c_char, __wchar: wchar_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn mbstowcs(__pwcs: *mut wchar_t, __s: *const ::std::os::raw::c_char, __n: usize) -> usize;
-}
-extern "C" {
-    pub fn wcstombs(__s: *mut ::std::os::raw::c_char, __pwcs: *const wchar_t, __n: usize) -> usize;
-}
-extern "C" {
-    pub fn rpmatch(__response: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getsubopt(
-        __optionp: *mut *mut ::std::os::raw::c_char,
-        __tokens: *const *mut ::std::os::raw::c_char,
-        __valuep: *mut *mut ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getloadavg(__loadavg: *mut f64, __nelem: ::std::os::raw::c_int)
-        -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn cacos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccos(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csin(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctan(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cacosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccosh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanh(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cexp(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cexp(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn clog(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __clog(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cpow(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cpow(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csqrt(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csqrt(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cabs(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __cabs(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn carg(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __carg(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn conj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __conj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cproj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cproj(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cimag(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __cimag(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn creal(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn __creal(__z: __BindgenComplex<f64>) -> f64;
-}
-extern "C" {
-    pub fn cacosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cacosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn casinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __casinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn catanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __catanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ccosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ccosf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csinf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ctanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ctanf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cacoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cacoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn casinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __casinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn catanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __catanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ccoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ccoshf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csinhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn ctanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __ctanhf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cexpf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cexpf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn clogf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __clogf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cpowf(__x: __BindgenComplex<f32>, __y: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cpowf(__x: __BindgenComplex<f32>, __y: __BindgenComplex<f32>)
-        -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn csqrtf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __csqrtf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cabsf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cabsf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn cargf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cargf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn conjf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __conjf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cprojf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn __cprojf(__z: __BindgenComplex<f32>) -> __BindgenComplex<f32>;
-}
-extern "C" {
-    pub fn cimagf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __cimagf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn crealf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn __crealf(__z: __BindgenComplex<f32>) -> f32;
-}
-extern "C" {
-    pub fn cacosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccosl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cacoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cacoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn casinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __casinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn catanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __catanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ccoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ccoshl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csinhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn ctanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __ctanhl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cexpl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cexpl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn clogl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __clogl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cpowl(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cpowl(__x: __BindgenComplex<f64>, __y: __BindgenComplex<f64>)
-        -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn csqrtl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __csqrtl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cabsl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cabsl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn cargl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cargl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn conjl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __conjl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cprojl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn __cprojl(__z: __BindgenComplex<f64>) -> __BindgenComplex<f64>;
-}
-extern "C" {
-    pub fn cimagl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __cimagl(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn creall(__z: __BindgenComplex<f64>) -> u128;
-}
-extern "C" {
-    pub fn __creall(__z: __BindgenComplex<f64>) -> u128;
 }
 pub type mlx_complex64_t = __BindgenComplex<f32>;
 #[doc = " A N-dimensional array object."]
@@ -2286,29 +47,15 @@ pub type mlx_complex64_t = __BindgenComplex<f32>;
 pub struct mlx_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_array_>(),
-        8usize,
-        "Size of mlx_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_array_>(),
-        8usize,
-        "Alignment of mlx_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_array_"][::std::mem::size_of::<mlx_array_>() - 8usize];
+    ["Alignment of mlx_array_"][::std::mem::align_of::<mlx_array_>() - 8usize];
+    ["Offset of field: mlx_array_::ctx"][::std::mem::offset_of!(mlx_array_, ctx) - 0usize];
+};
 #[doc = " A N-dimensional array object."]
 pub type mlx_array = mlx_array_;
-extern "C" {
+unsafe extern "C" {
     pub static mut mlx_array_empty: mlx_array;
 }
 pub const mlx_dtype__MLX_BOOL: mlx_dtype_ = 0;
@@ -2329,51 +76,51 @@ pub const mlx_dtype__MLX_COMPLEX64: mlx_dtype_ = 13;
 pub type mlx_dtype_ = ::std::os::raw::c_uint;
 #[doc = " Array element type."]
 pub use self::mlx_dtype_ as mlx_dtype;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Size of given mlx_dtype datatype in bytes."]
     pub fn mlx_dtype_size(dtype: mlx_dtype) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get array description."]
     pub fn mlx_array_tostring(str_: *mut mlx_string, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New empty array."]
     pub fn mlx_array_new() -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free an array."]
     pub fn mlx_array_free(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a bool scalar."]
     pub fn mlx_array_new_bool(val: bool) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a int scalar."]
     pub fn mlx_array_new_int(val: ::std::os::raw::c_int) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float32 scalar."]
     pub fn mlx_array_new_float32(val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float scalar.\n Same as float32."]
     pub fn mlx_array_new_float(val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a float64 scalar."]
     pub fn mlx_array_new_float64(val: f64) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a double scalar.\n Same as float64."]
     pub fn mlx_array_new_double(val: f64) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from a complex scalar."]
     pub fn mlx_array_new_complex(real_val: f32, imag_val: f32) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements."]
     pub fn mlx_array_new_data(
         data: *const ::std::os::raw::c_void,
@@ -2382,7 +129,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements.\n @param dtor Callback for when the buffer is no longer needed."]
     pub fn mlx_array_new_data_managed(
         data: *mut ::std::os::raw::c_void,
@@ -2392,7 +139,7 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " New array from existing buffer.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements.\n @param payload Payload pointer passed to the `dtor` callback instead of\n `data`.\n @param dtor Callback for when the buffer is no longer needed."]
     pub fn mlx_array_new_data_managed_payload(
         data: *mut ::std::os::raw::c_void,
@@ -2403,46 +150,39 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to provided src array."]
     pub fn mlx_array_set(arr: *mut mlx_array, src: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a bool scalar."]
     pub fn mlx_array_set_bool(arr: *mut mlx_array, val: bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a int scalar."]
-    pub fn mlx_array_set_int(
-        arr: *mut mlx_array,
-        val: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_set_int(arr: *mut mlx_array, val: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float32 scalar."]
     pub fn mlx_array_set_float32(arr: *mut mlx_array, val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float scalar."]
     pub fn mlx_array_set_float(arr: *mut mlx_array, val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a float64 scalar."]
     pub fn mlx_array_set_float64(arr: *mut mlx_array, val: f64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a double scalar."]
     pub fn mlx_array_set_double(arr: *mut mlx_array, val: f64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to a complex scalar."]
-    pub fn mlx_array_set_complex(
-        arr: *mut mlx_array,
-        real_val: f32,
-        imag_val: f32,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_set_complex(arr: *mut mlx_array, real_val: f32, imag_val: f32) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set array to specified data and shape.\n @param arr Destination array.\n @param data A buffer which will be copied.\n @param shape Shape of the array.\n @param dim Number of dimensions (size of `shape`).\n @param dtype Type of array elements."]
     pub fn mlx_array_set_data(
         arr: *mut mlx_array,
@@ -2452,158 +192,155 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The size of the array's datatype in bytes."]
     pub fn mlx_array_itemsize(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Number of elements in the array."]
     pub fn mlx_array_size(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The number of bytes in the array."]
     pub fn mlx_array_nbytes(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The array's dimension."]
     pub fn mlx_array_ndim(arr: mlx_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The shape of the array.\n Returns: a pointer to the sizes of each dimension."]
     pub fn mlx_array_shape(arr: mlx_array) -> *const ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The strides of the array.\n Returns: a pointer to the sizes of each dimension."]
     pub fn mlx_array_strides(arr: mlx_array) -> *const usize;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The shape of the array in a particular dimension."]
     pub fn mlx_array_dim(arr: mlx_array, dim: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " The array element type."]
     pub fn mlx_array_dtype(arr: mlx_array) -> mlx_dtype;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Evaluate the array."]
     pub fn mlx_array_eval(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_bool(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint8(res: *mut u8, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint16(res: *mut u16, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint32(res: *mut u32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_uint64(res: *mut u64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int8(res: *mut i8, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int16(res: *mut i16, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int32(res: *mut i32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_int64(res: *mut i64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_float32(res: *mut f32, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
     pub fn mlx_array_item_float64(res: *mut f64, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Access the value of a scalar array."]
-    pub fn mlx_array_item_complex64(
-        res: *mut mlx_complex64_t,
-        arr: mlx_array,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_array_item_complex64(res: *mut mlx_complex64_t, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `bool*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_bool(arr: mlx_array) -> *const bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint8_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint8(arr: mlx_array) -> *const u8;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint16_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint16(arr: mlx_array) -> *const u16;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint32_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint32(arr: mlx_array) -> *const u32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `uint64_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_uint64(arr: mlx_array) -> *const u64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int8_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int8(arr: mlx_array) -> *const i8;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int16_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int16(arr: mlx_array) -> *const i16;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int32_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int32(arr: mlx_array) -> *const i32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `int64_t*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_int64(arr: mlx_array) -> *const i64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `float32*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_float32(arr: mlx_array) -> *const f32;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `float64*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_float64(arr: mlx_array) -> *const f64;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a pointer to the array data, cast to `_Complex*`.\n Array must be evaluated, otherwise returns NULL."]
     pub fn mlx_array_data_complex64(arr: mlx_array) -> *const mlx_complex64_t;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if the array is available.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_available(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Wait on the array to be available. After this `_mlx_array_is_available`\n returns `true`. Internal function: use at your own risk."]
     pub fn _mlx_array_wait(arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array is contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array's rows are contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_row_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Whether the array's columns are contiguous in memory.\n Internal function: use at your own risk."]
     pub fn _mlx_array_is_col_contiguous(res: *mut bool, arr: mlx_array) -> ::std::os::raw::c_int;
 }
@@ -2613,45 +350,31 @@ extern "C" {
 pub struct mlx_map_string_to_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_array_>(),
-        8usize,
-        "Size of mlx_map_string_to_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_array_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_array_"][::std::mem::size_of::<mlx_map_string_to_array_>() - 8usize];
+    ["Alignment of mlx_map_string_to_array_"][::std::mem::align_of::<mlx_map_string_to_array_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_array_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_, ctx) - 0usize];
+};
 #[doc = " A string-to-array map"]
 pub type mlx_map_string_to_array = mlx_map_string_to_array_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string-to-array map."]
     pub fn mlx_map_string_to_array_new() -> mlx_map_string_to_array;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set map to provided src map."]
     pub fn mlx_map_string_to_array_set(
         map: *mut mlx_map_string_to_array,
         src: mlx_map_string_to_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a string-to-array map."]
     pub fn mlx_map_string_to_array_free(map: mlx_map_string_to_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Insert a new `value` at the specified `key` in the map."]
     pub fn mlx_map_string_to_array_insert(
         map: mlx_map_string_to_array,
@@ -2659,7 +382,7 @@ extern "C" {
         value: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the value indexed at the specified `key` in the map."]
     pub fn mlx_map_string_to_array_get(
         value: *mut mlx_array,
@@ -2674,47 +397,32 @@ pub struct mlx_map_string_to_array_iterator_ {
     pub ctx: *mut ::std::os::raw::c_void,
     pub map_ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_array_iterator_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_array_iterator_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_array_iterator_>(),
-        16usize,
-        "Size of mlx_map_string_to_array_iterator_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_array_iterator_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_array_iterator_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_array_iterator_::ctx"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).map_ctx) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_map_string_to_array_iterator_::map_ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_array_iterator_"]
+        [::std::mem::size_of::<mlx_map_string_to_array_iterator_>() - 16usize];
+    ["Alignment of mlx_map_string_to_array_iterator_"]
+        [::std::mem::align_of::<mlx_map_string_to_array_iterator_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_array_iterator_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_iterator_, ctx) - 0usize];
+    ["Offset of field: mlx_map_string_to_array_iterator_::map_ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_array_iterator_, map_ctx) - 8usize];
+};
 #[doc = " An iterator over a string-to-array map."]
 pub type mlx_map_string_to_array_iterator = mlx_map_string_to_array_iterator_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new iterator over the given map."]
     pub fn mlx_map_string_to_array_iterator_new(
         map: mlx_map_string_to_array,
     ) -> mlx_map_string_to_array_iterator;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free iterator."]
     pub fn mlx_map_string_to_array_iterator_free(
         it: mlx_map_string_to_array_iterator,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Increment iterator."]
     pub fn mlx_map_string_to_array_iterator_next(
         key: *mut *const ::std::os::raw::c_char,
@@ -2728,45 +436,31 @@ extern "C" {
 pub struct mlx_map_string_to_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_string_>(),
-        8usize,
-        "Size of mlx_map_string_to_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_string_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_string_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_string_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_string_"][::std::mem::size_of::<mlx_map_string_to_string_>() - 8usize];
+    ["Alignment of mlx_map_string_to_string_"][::std::mem::align_of::<mlx_map_string_to_string_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_string_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_, ctx) - 0usize];
+};
 #[doc = " A string-to-string map"]
 pub type mlx_map_string_to_string = mlx_map_string_to_string_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty string-to-string map."]
     pub fn mlx_map_string_to_string_new() -> mlx_map_string_to_string;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set map to provided src map."]
     pub fn mlx_map_string_to_string_set(
         map: *mut mlx_map_string_to_string,
         src: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a string-to-string map."]
     pub fn mlx_map_string_to_string_free(map: mlx_map_string_to_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Insert a new `value` at the specified `key` in the map."]
     pub fn mlx_map_string_to_string_insert(
         map: mlx_map_string_to_string,
@@ -2774,7 +468,7 @@ extern "C" {
         value: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the value indexed at the specified `key` in the map."]
     pub fn mlx_map_string_to_string_get(
         value: *mut *const ::std::os::raw::c_char,
@@ -2789,47 +483,32 @@ pub struct mlx_map_string_to_string_iterator_ {
     pub ctx: *mut ::std::os::raw::c_void,
     pub map_ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_map_string_to_string_iterator_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_map_string_to_string_iterator_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_map_string_to_string_iterator_>(),
-        16usize,
-        "Size of mlx_map_string_to_string_iterator_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_map_string_to_string_iterator_>(),
-        8usize,
-        "Alignment of mlx_map_string_to_string_iterator_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_map_string_to_string_iterator_::ctx"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).map_ctx) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_map_string_to_string_iterator_::map_ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_map_string_to_string_iterator_"]
+        [::std::mem::size_of::<mlx_map_string_to_string_iterator_>() - 16usize];
+    ["Alignment of mlx_map_string_to_string_iterator_"]
+        [::std::mem::align_of::<mlx_map_string_to_string_iterator_>() - 8usize];
+    ["Offset of field: mlx_map_string_to_string_iterator_::ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_iterator_, ctx) - 0usize];
+    ["Offset of field: mlx_map_string_to_string_iterator_::map_ctx"]
+        [::std::mem::offset_of!(mlx_map_string_to_string_iterator_, map_ctx) - 8usize];
+};
 #[doc = " An iterator over a string-to-string map."]
 pub type mlx_map_string_to_string_iterator = mlx_map_string_to_string_iterator_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new iterator over the given map."]
     pub fn mlx_map_string_to_string_iterator_new(
         map: mlx_map_string_to_string,
     ) -> mlx_map_string_to_string_iterator;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free iterator."]
     pub fn mlx_map_string_to_string_iterator_free(
         it: mlx_map_string_to_string_iterator,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Increment iterator."]
     pub fn mlx_map_string_to_string_iterator_next(
         key: *mut *const ::std::os::raw::c_char,
@@ -2844,31 +523,14 @@ pub struct mlx_optional_int_ {
     pub value: ::std::os::raw::c_int,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_int_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_int_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_int_>(),
-        8usize,
-        "Size of mlx_optional_int_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_int_>(),
-        4usize,
-        "Alignment of mlx_optional_int_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_int_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_int_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_int_"][::std::mem::size_of::<mlx_optional_int_>() - 8usize];
+    ["Alignment of mlx_optional_int_"][::std::mem::align_of::<mlx_optional_int_>() - 4usize];
+    ["Offset of field: mlx_optional_int_::value"][::std::mem::offset_of!(mlx_optional_int_, value) - 0usize];
+    ["Offset of field: mlx_optional_int_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_int_, has_value) - 4usize];
+};
 #[doc = " A int optional."]
 pub type mlx_optional_int = mlx_optional_int_;
 #[doc = " A float optional."]
@@ -2878,31 +540,15 @@ pub struct mlx_optional_float_ {
     pub value: f32,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_float_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_float_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_float_>(),
-        8usize,
-        "Size of mlx_optional_float_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_float_>(),
-        4usize,
-        "Alignment of mlx_optional_float_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_float_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_float_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_float_"][::std::mem::size_of::<mlx_optional_float_>() - 8usize];
+    ["Alignment of mlx_optional_float_"][::std::mem::align_of::<mlx_optional_float_>() - 4usize];
+    ["Offset of field: mlx_optional_float_::value"]
+        [::std::mem::offset_of!(mlx_optional_float_, value) - 0usize];
+    ["Offset of field: mlx_optional_float_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_float_, has_value) - 4usize];
+};
 #[doc = " A float optional."]
 pub type mlx_optional_float = mlx_optional_float_;
 #[doc = " A dtype optional."]
@@ -2912,92 +558,29 @@ pub struct mlx_optional_dtype_ {
     pub value: mlx_dtype,
     pub has_value: bool,
 }
-#[test]
-fn bindgen_test_layout_mlx_optional_dtype_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_optional_dtype_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_optional_dtype_>(),
-        8usize,
-        "Size of mlx_optional_dtype_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_optional_dtype_>(),
-        4usize,
-        "Alignment of mlx_optional_dtype_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).value) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_optional_dtype_::value"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).has_value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: mlx_optional_dtype_::has_value"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_optional_dtype_"][::std::mem::size_of::<mlx_optional_dtype_>() - 8usize];
+    ["Alignment of mlx_optional_dtype_"][::std::mem::align_of::<mlx_optional_dtype_>() - 4usize];
+    ["Offset of field: mlx_optional_dtype_::value"]
+        [::std::mem::offset_of!(mlx_optional_dtype_, value) - 0usize];
+    ["Offset of field: mlx_optional_dtype_::has_value"]
+        [::std::mem::offset_of!(mlx_optional_dtype_, has_value) - 4usize];
+};
 #[doc = " A dtype optional."]
 pub type mlx_optional_dtype = mlx_optional_dtype_;
-#[repr(C)]
-#[repr(align(16))]
-#[derive(Debug, Copy, Clone)]
-pub struct max_align_t {
-    pub __clang_max_align_nonce1: ::std::os::raw::c_longlong,
-    pub __bindgen_padding_0: u64,
-    pub __clang_max_align_nonce2: u128,
-}
-#[test]
-fn bindgen_test_layout_max_align_t() {
-    const UNINIT: ::std::mem::MaybeUninit<max_align_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<max_align_t>(),
-        32usize,
-        "Size of max_align_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<max_align_t>(),
-        16usize,
-        "Alignment of max_align_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__clang_max_align_nonce1) as usize - ptr as usize },
-        0usize,
-        "Offset of field: max_align_t::__clang_max_align_nonce1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__clang_max_align_nonce2) as usize - ptr as usize },
-        16usize,
-        "Offset of field: max_align_t::__clang_max_align_nonce2"
-    );
-}
 #[doc = " A MLX device object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx_device_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_device_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_device_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_device_>(),
-        8usize,
-        "Size of mlx_device_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_device_>(),
-        8usize,
-        "Alignment of mlx_device_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_device_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_device_"][::std::mem::size_of::<mlx_device_>() - 8usize];
+    ["Alignment of mlx_device_"][::std::mem::align_of::<mlx_device_>() - 8usize];
+    ["Offset of field: mlx_device_::ctx"][::std::mem::offset_of!(mlx_device_, ctx) - 0usize];
+};
 #[doc = " A MLX device object."]
 pub type mlx_device = mlx_device_;
 #[doc = " A MLX vector of strings.\n Forward declaration to avoid circular references."]
@@ -3008,57 +591,51 @@ pub const mlx_device_type__MLX_GPU: mlx_device_type_ = 1;
 pub type mlx_device_type_ = ::std::os::raw::c_uint;
 #[doc = " Device type."]
 pub use self::mlx_device_type_ as mlx_device_type;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty device."]
     pub fn mlx_device_new() -> mlx_device;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new device of specified `type`, with specified `index`."]
     pub fn mlx_device_new_type(type_: mlx_device_type, index: ::std::os::raw::c_int) -> mlx_device;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a device."]
     pub fn mlx_device_free(dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set device to provided src device."]
     pub fn mlx_device_set(dev: *mut mlx_device, src: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get device description."]
     pub fn mlx_device_tostring(str_: *mut mlx_string, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if devices are the same."]
     pub fn mlx_device_equal(lhs: mlx_device, rhs: mlx_device) -> bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the index of the device."]
-    pub fn mlx_device_get_index(
-        index: *mut ::std::os::raw::c_int,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_get_index(index: *mut ::std::os::raw::c_int, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the type of the device."]
-    pub fn mlx_device_get_type(
-        type_: *mut mlx_device_type,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_get_type(type_: *mut mlx_device_type, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the default MLX device."]
     pub fn mlx_get_default_device(dev: *mut mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set the default MLX device."]
     pub fn mlx_set_default_device(dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if device is available."]
     pub fn mlx_device_is_available(avail: *mut bool, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the number of available devices for a device type."]
     pub fn mlx_device_count(
         count: *mut ::std::os::raw::c_int,
@@ -3071,44 +648,27 @@ extern "C" {
 pub struct mlx_device_info_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_device_info_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_device_info_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_device_info_>(),
-        8usize,
-        "Size of mlx_device_info_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_device_info_>(),
-        8usize,
-        "Alignment of mlx_device_info_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_device_info_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_device_info_"][::std::mem::size_of::<mlx_device_info_>() - 8usize];
+    ["Alignment of mlx_device_info_"][::std::mem::align_of::<mlx_device_info_>() - 8usize];
+    ["Offset of field: mlx_device_info_::ctx"][::std::mem::offset_of!(mlx_device_info_, ctx) - 0usize];
+};
 #[doc = " A MLX device info object.\n Contains key-value pairs with device properties.\n Keys vary by backend but common keys include:\n   - device_name (string): Device name\n   - architecture (string): Architecture identifier\n Additional keys may be present depending on the backend."]
 pub type mlx_device_info = mlx_device_info_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty device info object."]
     pub fn mlx_device_info_new() -> mlx_device_info;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get device information for a device."]
-    pub fn mlx_device_info_get(
-        info: *mut mlx_device_info,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_device_info_get(info: *mut mlx_device_info, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a device info object."]
     pub fn mlx_device_info_free(info: mlx_device_info) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if a key exists in the device info.\n Returns 0 on success, 1 on error.\n Sets *exists to true if the key exists, false otherwise."]
     pub fn mlx_device_info_has_key(
         exists: *mut bool,
@@ -3116,7 +676,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if a value is a string type.\n Returns 0 on success, 1 on error.\n Sets *is_string to true if the value is a string, false if it's a size_t."]
     pub fn mlx_device_info_is_string(
         is_string: *mut bool,
@@ -3124,7 +684,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get a string value from device info.\n Returns 0 on success, 1 on error, 2 if key not found or wrong type."]
     pub fn mlx_device_info_get_string(
         value: *mut *const ::std::os::raw::c_char,
@@ -3132,7 +692,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get a size_t value from device info.\n Returns 0 on success, 1 on error, 2 if key not found or wrong type."]
     pub fn mlx_device_info_get_size(
         value: *mut usize,
@@ -3140,7 +700,7 @@ extern "C" {
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get all keys from device info.\n Returns 0 on success, 1 on error."]
     pub fn mlx_device_info_get_keys(
         keys: *mut mlx_vector_string,
@@ -3153,26 +713,12 @@ extern "C" {
 pub struct mlx_stream_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_stream_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_stream_>(),
-        8usize,
-        "Size of mlx_stream_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_stream_>(),
-        8usize,
-        "Alignment of mlx_stream_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_stream_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_stream_"][::std::mem::size_of::<mlx_stream_>() - 8usize];
+    ["Alignment of mlx_stream_"][::std::mem::align_of::<mlx_stream_>() - 8usize];
+    ["Offset of field: mlx_stream_::ctx"][::std::mem::offset_of!(mlx_stream_, ctx) - 0usize];
+};
 #[doc = " A MLX stream object."]
 pub type mlx_stream = mlx_stream_;
 #[doc = " A per-thread stream object.\n\n The same thread-local stream can be used from any number of threads; the\n stream's GPU command encoder is registered once per thread."]
@@ -3181,129 +727,111 @@ pub type mlx_stream = mlx_stream_;
 pub struct mlx_stream_thread_local_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_stream_thread_local_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_stream_thread_local_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_stream_thread_local_>(),
-        8usize,
-        "Size of mlx_stream_thread_local_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_stream_thread_local_>(),
-        8usize,
-        "Alignment of mlx_stream_thread_local_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_stream_thread_local_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_stream_thread_local_"][::std::mem::size_of::<mlx_stream_thread_local_>() - 8usize];
+    ["Alignment of mlx_stream_thread_local_"][::std::mem::align_of::<mlx_stream_thread_local_>() - 8usize];
+    ["Offset of field: mlx_stream_thread_local_::ctx"]
+        [::std::mem::offset_of!(mlx_stream_thread_local_, ctx) - 0usize];
+};
 #[doc = " A per-thread stream object.\n\n The same thread-local stream can be used from any number of threads; the\n stream's GPU command encoder is registered once per thread."]
 pub type mlx_stream_thread_local = mlx_stream_thread_local_;
 #[doc = " A vector of mlx_stream.\n Forward declaration to avoid circular references."]
 pub type mlx_vector_stream = mlx_vector_stream_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new empty stream."]
     pub fn mlx_stream_new() -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new stream on a device."]
     pub fn mlx_stream_new_device(dev: mlx_device) -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new stream on a device that can be used from any thread.\n\n Streams are otherwise thread affine: a stream's GPU command encoder is\n registered per thread, so evaluating on a stream from a thread other than\n the one that created it fails. Streams returned here are registered\n globally instead.\n\n MLX applies no synchronization to these streams -- it is the caller's\n responsibility to ensure there are no data races on them."]
     pub fn mlx_stream_new_thread_unsafe(dev: mlx_device) -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new per-thread stream on a device.\n\n Streams created this way are unique per thread: evaluating the same\n `mlx_stream_thread_local` from different threads yields distinct streams."]
     pub fn mlx_stream_thread_local_new(dev: mlx_device) -> mlx_stream_thread_local;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set a per-thread stream to the provided src stream."]
     pub fn mlx_stream_thread_local_set(
         tls: *mut mlx_stream_thread_local,
         src: mlx_stream_thread_local,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a per-thread stream."]
     pub fn mlx_stream_thread_local_free(tls: mlx_stream_thread_local) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the concrete stream backing a per-thread stream on the current\n thread."]
     pub fn mlx_stream_from_thread_local(
         res: *mut mlx_stream,
         tls: mlx_stream_thread_local,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the vector of available streams."]
     pub fn mlx_get_streams(res: *mut mlx_vector_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set stream to provided src stream."]
     pub fn mlx_stream_set(stream: *mut mlx_stream, src: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free a stream."]
     pub fn mlx_stream_free(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get stream description."]
     pub fn mlx_stream_tostring(str_: *mut mlx_string, stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if streams are the same."]
     pub fn mlx_stream_equal(lhs: mlx_stream, rhs: mlx_stream) -> bool;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Return the device of the stream."]
-    pub fn mlx_stream_get_device(dev: *mut mlx_device, stream: mlx_stream)
-        -> ::std::os::raw::c_int;
+    pub fn mlx_stream_get_device(dev: *mut mlx_device, stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Return the index of the stream."]
     pub fn mlx_stream_get_index(
         index: *mut ::std::os::raw::c_int,
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the provided stream."]
     pub fn mlx_synchronize(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the default stream."]
     pub fn mlx_synchronize_default() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Synchronize with the stream corresponding to the current thread."]
     pub fn mlx_synchronize_thread_local(tls: mlx_stream_thread_local) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Destroy all streams created in the current thread."]
     pub fn mlx_clear_streams() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the default stream on the given device."]
-    pub fn mlx_get_default_stream(
-        stream: *mut mlx_stream,
-        dev: mlx_device,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_get_default_stream(stream: *mut mlx_stream, dev: mlx_device) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set default stream."]
     pub fn mlx_set_default_stream(stream: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the current default CPU stream."]
     pub fn mlx_default_cpu_stream_new() -> mlx_stream;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns the current default GPU stream."]
     pub fn mlx_default_gpu_stream_new() -> mlx_stream;
 }
@@ -3313,76 +841,53 @@ extern "C" {
 pub struct mlx_vector_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_array_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_array_>(),
-        8usize,
-        "Size of mlx_vector_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_array_>(),
-        8usize,
-        "Alignment of mlx_vector_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_array_"][::std::mem::size_of::<mlx_vector_array_>() - 8usize];
+    ["Alignment of mlx_vector_array_"][::std::mem::align_of::<mlx_vector_array_>() - 8usize];
+    ["Offset of field: mlx_vector_array_::ctx"][::std::mem::offset_of!(mlx_vector_array_, ctx) - 0usize];
+};
 #[doc = " A vector of array."]
 pub type mlx_vector_array = mlx_vector_array_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new() -> mlx_vector_array;
 }
-extern "C" {
-    pub fn mlx_vector_array_set(
-        vec: *mut mlx_vector_array,
-        src: mlx_vector_array,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_array_set(vec: *mut mlx_vector_array, src: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_free(vec: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new_data(data: *const mlx_array, size: usize) -> mlx_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_new_value(val: mlx_array) -> mlx_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_set_data(
         vec: *mut mlx_vector_array,
         data: *const mlx_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_vector_array_set_value(
-        vec: *mut mlx_vector_array,
-        val: mlx_array,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_array_set_value(vec: *mut mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_append_data(
         vec: mlx_vector_array,
         data: *const mlx_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_vector_array_append_value(
-        vec: mlx_vector_array,
-        val: mlx_array,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_array_append_value(vec: mlx_vector_array, val: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_size(vec: mlx_vector_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_array_get(
         res: *mut mlx_array,
         vec: mlx_vector_array,
@@ -3395,80 +900,66 @@ extern "C" {
 pub struct mlx_vector_vector_array_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_vector_array_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_vector_array_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_vector_array_>(),
-        8usize,
-        "Size of mlx_vector_vector_array_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_vector_array_>(),
-        8usize,
-        "Alignment of mlx_vector_vector_array_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_vector_array_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_vector_array_"][::std::mem::size_of::<mlx_vector_vector_array_>() - 8usize];
+    ["Alignment of mlx_vector_vector_array_"][::std::mem::align_of::<mlx_vector_vector_array_>() - 8usize];
+    ["Offset of field: mlx_vector_vector_array_::ctx"]
+        [::std::mem::offset_of!(mlx_vector_vector_array_, ctx) - 0usize];
+};
 #[doc = " A vector of vector_array."]
 pub type mlx_vector_vector_array = mlx_vector_vector_array_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new() -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set(
         vec: *mut mlx_vector_vector_array,
         src: mlx_vector_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_free(vec: mlx_vector_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new_data(
         data: *const mlx_vector_array,
         size: usize,
     ) -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_new_value(val: mlx_vector_array) -> mlx_vector_vector_array;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set_data(
         vec: *mut mlx_vector_vector_array,
         data: *const mlx_vector_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_set_value(
         vec: *mut mlx_vector_vector_array,
         val: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_append_data(
         vec: mlx_vector_vector_array,
         data: *const mlx_vector_array,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_append_value(
         vec: mlx_vector_vector_array,
         val: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_size(vec: mlx_vector_vector_array) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_vector_array_get(
         res: *mut mlx_vector_array,
         vec: mlx_vector_vector_array,
@@ -3481,77 +972,59 @@ extern "C" {
 pub struct mlx_vector_int_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_int_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_int_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_int_>(),
-        8usize,
-        "Size of mlx_vector_int_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_int_>(),
-        8usize,
-        "Alignment of mlx_vector_int_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_int_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_int_"][::std::mem::size_of::<mlx_vector_int_>() - 8usize];
+    ["Alignment of mlx_vector_int_"][::std::mem::align_of::<mlx_vector_int_>() - 8usize];
+    ["Offset of field: mlx_vector_int_::ctx"][::std::mem::offset_of!(mlx_vector_int_, ctx) - 0usize];
+};
 #[doc = " A vector of int."]
 pub type mlx_vector_int = mlx_vector_int_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_new() -> mlx_vector_int;
 }
-extern "C" {
-    pub fn mlx_vector_int_set(
-        vec: *mut mlx_vector_int,
-        src: mlx_vector_int,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_int_set(vec: *mut mlx_vector_int, src: mlx_vector_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_free(vec: mlx_vector_int) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_vector_int_new_data(data: *mut ::std::os::raw::c_int, size: usize)
-        -> mlx_vector_int;
+unsafe extern "C" {
+    pub fn mlx_vector_int_new_data(data: *mut ::std::os::raw::c_int, size: usize) -> mlx_vector_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_new_value(val: ::std::os::raw::c_int) -> mlx_vector_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_set_data(
         vec: *mut mlx_vector_int,
         data: *mut ::std::os::raw::c_int,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_set_value(
         vec: *mut mlx_vector_int,
         val: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_append_data(
         vec: mlx_vector_int,
         data: *mut ::std::os::raw::c_int,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_append_value(
         vec: mlx_vector_int,
         val: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_size(vec: mlx_vector_int) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_int_get(
         res: *mut ::std::os::raw::c_int,
         vec: mlx_vector_int,
@@ -3564,77 +1037,63 @@ extern "C" {
 pub struct mlx_vector_string_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_string_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_string_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_string_>(),
-        8usize,
-        "Size of mlx_vector_string_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_string_>(),
-        8usize,
-        "Alignment of mlx_vector_string_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_string_::ctx"
-    );
-}
-extern "C" {
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_string_"][::std::mem::size_of::<mlx_vector_string_>() - 8usize];
+    ["Alignment of mlx_vector_string_"][::std::mem::align_of::<mlx_vector_string_>() - 8usize];
+    ["Offset of field: mlx_vector_string_::ctx"][::std::mem::offset_of!(mlx_vector_string_, ctx) - 0usize];
+};
+unsafe extern "C" {
     pub fn mlx_vector_string_new() -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set(
         vec: *mut mlx_vector_string,
         src: mlx_vector_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_free(vec: mlx_vector_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_new_data(
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_new_value(val: *const ::std::os::raw::c_char) -> mlx_vector_string;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set_data(
         vec: *mut mlx_vector_string,
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_set_value(
         vec: *mut mlx_vector_string,
         val: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_append_data(
         vec: mlx_vector_string,
         data: *mut *const ::std::os::raw::c_char,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_append_value(
         vec: mlx_vector_string,
         val: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_size(vec: mlx_vector_string) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_string_get(
         res: *mut *mut ::std::os::raw::c_char,
         vec: mlx_vector_string,
@@ -3647,74 +1106,55 @@ extern "C" {
 pub struct mlx_vector_stream_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_vector_stream_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_vector_stream_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_vector_stream_>(),
-        8usize,
-        "Size of mlx_vector_stream_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_vector_stream_>(),
-        8usize,
-        "Alignment of mlx_vector_stream_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_vector_stream_::ctx"
-    );
-}
-extern "C" {
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_vector_stream_"][::std::mem::size_of::<mlx_vector_stream_>() - 8usize];
+    ["Alignment of mlx_vector_stream_"][::std::mem::align_of::<mlx_vector_stream_>() - 8usize];
+    ["Offset of field: mlx_vector_stream_::ctx"][::std::mem::offset_of!(mlx_vector_stream_, ctx) - 0usize];
+};
+unsafe extern "C" {
     pub fn mlx_vector_stream_new() -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_set(
         vec: *mut mlx_vector_stream,
         src: mlx_vector_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_free(vec: mlx_vector_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_new_data(data: *const mlx_stream, size: usize) -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_new_value(val: mlx_stream) -> mlx_vector_stream;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_set_data(
         vec: *mut mlx_vector_stream,
         data: *const mlx_stream,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_vector_stream_set_value(
-        vec: *mut mlx_vector_stream,
-        val: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_stream_set_value(vec: *mut mlx_vector_stream, val: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_append_data(
         vec: mlx_vector_stream,
         data: *const mlx_stream,
         size: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_vector_stream_append_value(
-        vec: mlx_vector_stream,
-        val: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_vector_stream_append_value(vec: mlx_vector_stream, val: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_size(vec: mlx_vector_stream) -> usize;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vector_stream_get(
         res: *mut mlx_stream,
         vec: mlx_vector_stream,
@@ -3727,35 +1167,21 @@ extern "C" {
 pub struct mlx_closure_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_>(),
-        8usize,
-        "Size of mlx_closure_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_>(),
-        8usize,
-        "Alignment of mlx_closure_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_"][::std::mem::size_of::<mlx_closure_>() - 8usize];
+    ["Alignment of mlx_closure_"][::std::mem::align_of::<mlx_closure_>() - 8usize];
+    ["Offset of field: mlx_closure_::ctx"][::std::mem::offset_of!(mlx_closure_, ctx) - 0usize];
+};
 #[doc = " \\defgroup mlx_closure Closures\n MLX closure objects.\n/\n/**@{"]
 pub type mlx_closure = mlx_closure_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new() -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_free(cls: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3765,7 +1191,7 @@ extern "C" {
         >,
     ) -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3778,17 +1204,17 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_set(cls: *mut mlx_closure, src: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure,
         input: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_new_unary(
         fun: ::std::option::Option<
             unsafe extern "C" fn(arg1: *mut mlx_array, arg2: mlx_array) -> ::std::os::raw::c_int,
@@ -3800,34 +1226,20 @@ extern "C" {
 pub struct mlx_closure_kwargs_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_kwargs_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_kwargs_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_kwargs_>(),
-        8usize,
-        "Size of mlx_closure_kwargs_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_kwargs_>(),
-        8usize,
-        "Alignment of mlx_closure_kwargs_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_kwargs_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_kwargs_"][::std::mem::size_of::<mlx_closure_kwargs_>() - 8usize];
+    ["Alignment of mlx_closure_kwargs_"][::std::mem::align_of::<mlx_closure_kwargs_>() - 8usize];
+    ["Offset of field: mlx_closure_kwargs_::ctx"][::std::mem::offset_of!(mlx_closure_kwargs_, ctx) - 0usize];
+};
 pub type mlx_closure_kwargs = mlx_closure_kwargs_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new() -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_free(cls: mlx_closure_kwargs) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3838,7 +1250,7 @@ extern "C" {
         >,
     ) -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3852,13 +1264,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_kwargs;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_set(
         cls: *mut mlx_closure_kwargs,
         src: mlx_closure_kwargs,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_kwargs_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_kwargs,
@@ -3871,37 +1283,22 @@ extern "C" {
 pub struct mlx_closure_value_and_grad_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_value_and_grad_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_value_and_grad_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_value_and_grad_>(),
-        8usize,
-        "Size of mlx_closure_value_and_grad_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_value_and_grad_>(),
-        8usize,
-        "Alignment of mlx_closure_value_and_grad_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_value_and_grad_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_value_and_grad_"][::std::mem::size_of::<mlx_closure_value_and_grad_>() - 8usize];
+    ["Alignment of mlx_closure_value_and_grad_"]
+        [::std::mem::align_of::<mlx_closure_value_and_grad_>() - 8usize];
+    ["Offset of field: mlx_closure_value_and_grad_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_value_and_grad_, ctx) - 0usize];
+};
 pub type mlx_closure_value_and_grad = mlx_closure_value_and_grad_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new() -> mlx_closure_value_and_grad;
 }
-extern "C" {
-    pub fn mlx_closure_value_and_grad_free(
-        cls: mlx_closure_value_and_grad,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_closure_value_and_grad_free(cls: mlx_closure_value_and_grad) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3912,7 +1309,7 @@ extern "C" {
         >,
     ) -> mlx_closure_value_and_grad;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3926,13 +1323,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_value_and_grad;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_set(
         cls: *mut mlx_closure_value_and_grad,
         src: mlx_closure_value_and_grad,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_value_and_grad_apply(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -3945,34 +1342,20 @@ extern "C" {
 pub struct mlx_closure_custom_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_>(),
-        8usize,
-        "Size of mlx_closure_custom_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_"][::std::mem::size_of::<mlx_closure_custom_>() - 8usize];
+    ["Alignment of mlx_closure_custom_"][::std::mem::align_of::<mlx_closure_custom_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_::ctx"][::std::mem::offset_of!(mlx_closure_custom_, ctx) - 0usize];
+};
 pub type mlx_closure_custom = mlx_closure_custom_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new() -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_free(cls: mlx_closure_custom) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3984,7 +1367,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -3999,13 +1382,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_set(
         cls: *mut mlx_closure_custom,
         src: mlx_closure_custom,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_custom,
@@ -4019,35 +1402,21 @@ extern "C" {
 pub struct mlx_closure_custom_jvp_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_jvp_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_jvp_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_jvp_>(),
-        8usize,
-        "Size of mlx_closure_custom_jvp_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_jvp_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_jvp_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_jvp_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_jvp_"][::std::mem::size_of::<mlx_closure_custom_jvp_>() - 8usize];
+    ["Alignment of mlx_closure_custom_jvp_"][::std::mem::align_of::<mlx_closure_custom_jvp_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_jvp_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_custom_jvp_, ctx) - 0usize];
+};
 pub type mlx_closure_custom_jvp = mlx_closure_custom_jvp_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new() -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_free(cls: mlx_closure_custom_jvp) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -4060,7 +1429,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -4076,13 +1445,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom_jvp;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_set(
         cls: *mut mlx_closure_custom_jvp,
         src: mlx_closure_custom_jvp,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_jvp_apply(
         res: *mut mlx_vector_array,
         cls: mlx_closure_custom_jvp,
@@ -4097,35 +1466,21 @@ extern "C" {
 pub struct mlx_closure_custom_vmap_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_closure_custom_vmap_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_closure_custom_vmap_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_closure_custom_vmap_>(),
-        8usize,
-        "Size of mlx_closure_custom_vmap_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_closure_custom_vmap_>(),
-        8usize,
-        "Alignment of mlx_closure_custom_vmap_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_closure_custom_vmap_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_closure_custom_vmap_"][::std::mem::size_of::<mlx_closure_custom_vmap_>() - 8usize];
+    ["Alignment of mlx_closure_custom_vmap_"][::std::mem::align_of::<mlx_closure_custom_vmap_>() - 8usize];
+    ["Offset of field: mlx_closure_custom_vmap_::ctx"]
+        [::std::mem::offset_of!(mlx_closure_custom_vmap_, ctx) - 0usize];
+};
 pub type mlx_closure_custom_vmap = mlx_closure_custom_vmap_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new() -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_free(cls: mlx_closure_custom_vmap) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new_func(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -4138,7 +1493,7 @@ extern "C" {
         >,
     ) -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_new_func_payload(
         fun: ::std::option::Option<
             unsafe extern "C" fn(
@@ -4154,13 +1509,13 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     ) -> mlx_closure_custom_vmap;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_set(
         cls: *mut mlx_closure_custom_vmap,
         src: mlx_closure_custom_vmap,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_closure_custom_vmap_apply(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_int,
@@ -4170,826 +1525,30 @@ extern "C" {
         input_1_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-pub type va_list = __builtin_va_list;
-pub type __gnuc_va_list = __builtin_va_list;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct __mbstate_t {
-    pub __count: ::std::os::raw::c_int,
-    pub __value: __mbstate_t__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union __mbstate_t__bindgen_ty_1 {
-    pub __wch: ::std::os::raw::c_uint,
-    pub __wchb: [::std::os::raw::c_char; 4usize],
-}
-#[test]
-fn bindgen_test_layout___mbstate_t__bindgen_ty_1() {
-    const UNINIT: ::std::mem::MaybeUninit<__mbstate_t__bindgen_ty_1> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__mbstate_t__bindgen_ty_1>(),
-        4usize,
-        "Size of __mbstate_t__bindgen_ty_1"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__mbstate_t__bindgen_ty_1>(),
-        4usize,
-        "Alignment of __mbstate_t__bindgen_ty_1"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wch) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t__bindgen_ty_1::__wch"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__wchb) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t__bindgen_ty_1::__wchb"
-    );
-}
-#[test]
-fn bindgen_test_layout___mbstate_t() {
-    const UNINIT: ::std::mem::MaybeUninit<__mbstate_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__mbstate_t>(),
-        8usize,
-        "Size of __mbstate_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__mbstate_t>(),
-        4usize,
-        "Alignment of __mbstate_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__count) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __mbstate_t::__count"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__value) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __mbstate_t::__value"
-    );
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct _G_fpos_t {
-    pub __pos: __off_t,
-    pub __state: __mbstate_t,
-}
-#[test]
-fn bindgen_test_layout__G_fpos_t() {
-    const UNINIT: ::std::mem::MaybeUninit<_G_fpos_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_G_fpos_t>(),
-        16usize,
-        "Size of _G_fpos_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_G_fpos_t>(),
-        8usize,
-        "Alignment of _G_fpos_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pos) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _G_fpos_t::__pos"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__state) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _G_fpos_t::__state"
-    );
-}
-pub type __fpos_t = _G_fpos_t;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct _G_fpos64_t {
-    pub __pos: __off64_t,
-    pub __state: __mbstate_t,
-}
-#[test]
-fn bindgen_test_layout__G_fpos64_t() {
-    const UNINIT: ::std::mem::MaybeUninit<_G_fpos64_t> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_G_fpos64_t>(),
-        16usize,
-        "Size of _G_fpos64_t"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_G_fpos64_t>(),
-        8usize,
-        "Alignment of _G_fpos64_t"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pos) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _G_fpos64_t::__pos"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__state) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _G_fpos64_t::__state"
-    );
-}
-pub type __fpos64_t = _G_fpos64_t;
-pub type __FILE = _IO_FILE;
-pub type FILE = _IO_FILE;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_marker {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_codecvt {
-    _unused: [u8; 0],
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_wide_data {
-    _unused: [u8; 0],
-}
-pub type _IO_lock_t = ::std::os::raw::c_void;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct _IO_FILE {
-    pub _flags: ::std::os::raw::c_int,
-    pub _IO_read_ptr: *mut ::std::os::raw::c_char,
-    pub _IO_read_end: *mut ::std::os::raw::c_char,
-    pub _IO_read_base: *mut ::std::os::raw::c_char,
-    pub _IO_write_base: *mut ::std::os::raw::c_char,
-    pub _IO_write_ptr: *mut ::std::os::raw::c_char,
-    pub _IO_write_end: *mut ::std::os::raw::c_char,
-    pub _IO_buf_base: *mut ::std::os::raw::c_char,
-    pub _IO_buf_end: *mut ::std::os::raw::c_char,
-    pub _IO_save_base: *mut ::std::os::raw::c_char,
-    pub _IO_backup_base: *mut ::std::os::raw::c_char,
-    pub _IO_save_end: *mut ::std::os::raw::c_char,
-    pub _markers: *mut _IO_marker,
-    pub _chain: *mut _IO_FILE,
-    pub _fileno: ::std::os::raw::c_int,
-    pub _flags2: ::std::os::raw::c_int,
-    pub _old_offset: __off_t,
-    pub _cur_column: ::std::os::raw::c_ushort,
-    pub _vtable_offset: ::std::os::raw::c_schar,
-    pub _shortbuf: [::std::os::raw::c_char; 1usize],
-    pub _lock: *mut _IO_lock_t,
-    pub _offset: __off64_t,
-    pub _codecvt: *mut _IO_codecvt,
-    pub _wide_data: *mut _IO_wide_data,
-    pub _freeres_list: *mut _IO_FILE,
-    pub _freeres_buf: *mut ::std::os::raw::c_void,
-    pub __pad5: usize,
-    pub _mode: ::std::os::raw::c_int,
-    pub _unused2: [::std::os::raw::c_char; 20usize],
-}
-#[test]
-fn bindgen_test_layout__IO_FILE() {
-    const UNINIT: ::std::mem::MaybeUninit<_IO_FILE> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<_IO_FILE>(),
-        216usize,
-        "Size of _IO_FILE"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<_IO_FILE>(),
-        8usize,
-        "Alignment of _IO_FILE"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._flags) as usize - ptr as usize },
-        0usize,
-        "Offset of field: _IO_FILE::_flags"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_ptr) as usize - ptr as usize },
-        8usize,
-        "Offset of field: _IO_FILE::_IO_read_ptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_end) as usize - ptr as usize },
-        16usize,
-        "Offset of field: _IO_FILE::_IO_read_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_read_base) as usize - ptr as usize },
-        24usize,
-        "Offset of field: _IO_FILE::_IO_read_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_base) as usize - ptr as usize },
-        32usize,
-        "Offset of field: _IO_FILE::_IO_write_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_ptr) as usize - ptr as usize },
-        40usize,
-        "Offset of field: _IO_FILE::_IO_write_ptr"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_write_end) as usize - ptr as usize },
-        48usize,
-        "Offset of field: _IO_FILE::_IO_write_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_buf_base) as usize - ptr as usize },
-        56usize,
-        "Offset of field: _IO_FILE::_IO_buf_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_buf_end) as usize - ptr as usize },
-        64usize,
-        "Offset of field: _IO_FILE::_IO_buf_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_save_base) as usize - ptr as usize },
-        72usize,
-        "Offset of field: _IO_FILE::_IO_save_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_backup_base) as usize - ptr as usize },
-        80usize,
-        "Offset of field: _IO_FILE::_IO_backup_base"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._IO_save_end) as usize - ptr as usize },
-        88usize,
-        "Offset of field: _IO_FILE::_IO_save_end"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._markers) as usize - ptr as usize },
-        96usize,
-        "Offset of field: _IO_FILE::_markers"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._chain) as usize - ptr as usize },
-        104usize,
-        "Offset of field: _IO_FILE::_chain"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._fileno) as usize - ptr as usize },
-        112usize,
-        "Offset of field: _IO_FILE::_fileno"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._flags2) as usize - ptr as usize },
-        116usize,
-        "Offset of field: _IO_FILE::_flags2"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._old_offset) as usize - ptr as usize },
-        120usize,
-        "Offset of field: _IO_FILE::_old_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._cur_column) as usize - ptr as usize },
-        128usize,
-        "Offset of field: _IO_FILE::_cur_column"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._vtable_offset) as usize - ptr as usize },
-        130usize,
-        "Offset of field: _IO_FILE::_vtable_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._shortbuf) as usize - ptr as usize },
-        131usize,
-        "Offset of field: _IO_FILE::_shortbuf"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._lock) as usize - ptr as usize },
-        136usize,
-        "Offset of field: _IO_FILE::_lock"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._offset) as usize - ptr as usize },
-        144usize,
-        "Offset of field: _IO_FILE::_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._codecvt) as usize - ptr as usize },
-        152usize,
-        "Offset of field: _IO_FILE::_codecvt"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._wide_data) as usize - ptr as usize },
-        160usize,
-        "Offset of field: _IO_FILE::_wide_data"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._freeres_list) as usize - ptr as usize },
-        168usize,
-        "Offset of field: _IO_FILE::_freeres_list"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._freeres_buf) as usize - ptr as usize },
-        176usize,
-        "Offset of field: _IO_FILE::_freeres_buf"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).__pad5) as usize - ptr as usize },
-        184usize,
-        "Offset of field: _IO_FILE::__pad5"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._mode) as usize - ptr as usize },
-        192usize,
-        "Offset of field: _IO_FILE::_mode"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr)._unused2) as usize - ptr as usize },
-        196usize,
-        "Offset of field: _IO_FILE::_unused2"
-    );
-}
-pub type fpos_t = __fpos_t;
-extern "C" {
-    pub static mut stdin: *mut FILE;
-}
-extern "C" {
-    pub static mut stdout: *mut FILE;
-}
-extern "C" {
-    pub static mut stderr: *mut FILE;
-}
-extern "C" {
-    pub fn remove(__filename: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn rename(
-        __old: *const ::std::os::raw::c_char,
-        __new: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn renameat(
-        __oldfd: ::std::os::raw::c_int,
-        __old: *const ::std::os::raw::c_char,
-        __newfd: ::std::os::raw::c_int,
-        __new: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fclose(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn tmpfile() -> *mut FILE;
-}
-extern "C" {
-    pub fn tmpnam(arg1: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn tmpnam_r(__s: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn tempnam(
-        __dir: *const ::std::os::raw::c_char,
-        __pfx: *const ::std::os::raw::c_char,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn fflush(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fflush_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fopen(
-        __filename: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn freopen(
-        __filename: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-        __stream: *mut FILE,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn fdopen(__fd: ::std::os::raw::c_int, __modes: *const ::std::os::raw::c_char)
-        -> *mut FILE;
-}
-extern "C" {
-    pub fn fmemopen(
-        __s: *mut ::std::os::raw::c_void,
-        __len: usize,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn open_memstream(
-        __bufloc: *mut *mut ::std::os::raw::c_char,
-        __sizeloc: *mut usize,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn setbuf(__stream: *mut FILE, __buf: *mut ::std::os::raw::c_char);
-}
-extern "C" {
-    pub fn setvbuf(
-        __stream: *mut FILE,
-        __buf: *mut ::std::os::raw::c_char,
-        __modes: ::std::os::raw::c_int,
-        __n: usize,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn setbuffer(__stream: *mut FILE, __buf: *mut ::std::os::raw::c_char, __size: usize);
-}
-extern "C" {
-    pub fn setlinebuf(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn fprintf(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn printf(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn sprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vfprintf(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vprintf(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn snprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __maxlen: ::std::os::raw::c_ulong,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsnprintf(
-        __s: *mut ::std::os::raw::c_char,
-        __maxlen: ::std::os::raw::c_ulong,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vdprintf(
-        __fd: ::std::os::raw::c_int,
-        __fmt: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn dprintf(
-        __fd: ::std::os::raw::c_int,
-        __fmt: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fscanf(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn scanf(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn sscanf(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_fscanf"]
-    pub fn fscanf1(
-        __stream: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_scanf"]
-    pub fn scanf1(__format: *const ::std::os::raw::c_char, ...) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_sscanf"]
-    pub fn sscanf1(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        ...
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vfscanf(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vscanf(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn vsscanf(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vfscanf"]
-    pub fn vfscanf1(
-        __s: *mut FILE,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vscanf"]
-    pub fn vscanf1(
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    #[link_name = "\u{1}__isoc99_vsscanf"]
-    pub fn vsscanf1(
-        __s: *const ::std::os::raw::c_char,
-        __format: *const ::std::os::raw::c_char,
-        __arg: *mut __va_list_tag,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgetc(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getc(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getchar() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getc_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getchar_unlocked() -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgetc_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fputc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putchar(__c: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fputc_unlocked(__c: ::std::os::raw::c_int, __stream: *mut FILE)
-        -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putc_unlocked(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putchar_unlocked(__c: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn getw(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn putw(__w: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fgets(
-        __s: *mut ::std::os::raw::c_char,
-        __n: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn __getdelim(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __delimiter: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn getdelim(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __delimiter: ::std::os::raw::c_int,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn getline(
-        __lineptr: *mut *mut ::std::os::raw::c_char,
-        __n: *mut usize,
-        __stream: *mut FILE,
-    ) -> __ssize_t;
-}
-extern "C" {
-    pub fn fputs(__s: *const ::std::os::raw::c_char, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn puts(__s: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ungetc(__c: ::std::os::raw::c_int, __stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fread(
-        __ptr: *mut ::std::os::raw::c_void,
-        __size: ::std::os::raw::c_ulong,
-        __n: ::std::os::raw::c_ulong,
-        __stream: *mut FILE,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn fwrite(
-        __ptr: *const ::std::os::raw::c_void,
-        __size: ::std::os::raw::c_ulong,
-        __n: ::std::os::raw::c_ulong,
-        __s: *mut FILE,
-    ) -> ::std::os::raw::c_ulong;
-}
-extern "C" {
-    pub fn fread_unlocked(
-        __ptr: *mut ::std::os::raw::c_void,
-        __size: usize,
-        __n: usize,
-        __stream: *mut FILE,
-    ) -> usize;
-}
-extern "C" {
-    pub fn fwrite_unlocked(
-        __ptr: *const ::std::os::raw::c_void,
-        __size: usize,
-        __n: usize,
-        __stream: *mut FILE,
-    ) -> usize;
-}
-extern "C" {
-    pub fn fseek(
-        __stream: *mut FILE,
-        __off: ::std::os::raw::c_long,
-        __whence: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ftell(__stream: *mut FILE) -> ::std::os::raw::c_long;
-}
-extern "C" {
-    pub fn rewind(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn fseeko(
-        __stream: *mut FILE,
-        __off: __off_t,
-        __whence: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ftello(__stream: *mut FILE) -> __off_t;
-}
-extern "C" {
-    pub fn fgetpos(__stream: *mut FILE, __pos: *mut fpos_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fsetpos(__stream: *mut FILE, __pos: *const fpos_t) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearerr(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn feof(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ferror(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn clearerr_unlocked(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn feof_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn ferror_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn perror(__s: *const ::std::os::raw::c_char);
-}
-extern "C" {
-    pub fn fileno(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn fileno_unlocked(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn pclose(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn popen(
-        __command: *const ::std::os::raw::c_char,
-        __modes: *const ::std::os::raw::c_char,
-    ) -> *mut FILE;
-}
-extern "C" {
-    pub fn ctermid(__s: *mut ::std::os::raw::c_char) -> *mut ::std::os::raw::c_char;
-}
-extern "C" {
-    pub fn flockfile(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn ftrylockfile(__stream: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn funlockfile(__stream: *mut FILE);
-}
-extern "C" {
-    pub fn __uflow(arg1: *mut FILE) -> ::std::os::raw::c_int;
-}
-extern "C" {
-    pub fn __overflow(arg1: *mut FILE, arg2: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
 #[doc = " A MLX distributed group object."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx_distributed_group_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_distributed_group_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_distributed_group_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_distributed_group_>(),
-        8usize,
-        "Size of mlx_distributed_group_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_distributed_group_>(),
-        8usize,
-        "Alignment of mlx_distributed_group_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_distributed_group_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_distributed_group_"][::std::mem::size_of::<mlx_distributed_group_>() - 8usize];
+    ["Alignment of mlx_distributed_group_"][::std::mem::align_of::<mlx_distributed_group_>() - 8usize];
+    ["Offset of field: mlx_distributed_group_::ctx"]
+        [::std::mem::offset_of!(mlx_distributed_group_, ctx) - 0usize];
+};
 #[doc = " A MLX distributed group object."]
 pub type mlx_distributed_group = mlx_distributed_group_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Create an empty group."]
     pub fn mlx_distributed_group_new() -> mlx_distributed_group;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free the group."]
     pub fn mlx_distributed_group_free(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Initialize distributed."]
     pub fn mlx_distributed_init(
         res: *mut mlx_distributed_group,
@@ -4997,15 +1556,15 @@ extern "C" {
         bk: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the rank."]
     pub fn mlx_distributed_group_rank(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get the group size."]
     pub fn mlx_distributed_group_size(group: mlx_distributed_group) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Split the group."]
     pub fn mlx_distributed_group_split(
         res: *mut mlx_distributed_group,
@@ -5014,7 +1573,7 @@ extern "C" {
         key: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Check if distributed is available."]
     pub fn mlx_distributed_is_available(bk: *const ::std::os::raw::c_char) -> bool;
 }
@@ -5024,26 +1583,12 @@ extern "C" {
 pub struct mlx_io_reader_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_reader_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_reader_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_reader_>(),
-        8usize,
-        "Size of mlx_io_reader_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_reader_>(),
-        8usize,
-        "Alignment of mlx_io_reader_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_reader_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_reader_"][::std::mem::size_of::<mlx_io_reader_>() - 8usize];
+    ["Alignment of mlx_io_reader_"][::std::mem::align_of::<mlx_io_reader_>() - 8usize];
+    ["Offset of field: mlx_io_reader_::ctx"][::std::mem::offset_of!(mlx_io_reader_, ctx) - 0usize];
+};
 #[doc = " A MLX IO reader object."]
 pub type mlx_io_reader = mlx_io_reader_;
 #[doc = " A MLX IO writer object."]
@@ -5052,38 +1597,21 @@ pub type mlx_io_reader = mlx_io_reader_;
 pub struct mlx_io_writer_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_writer_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_writer_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_writer_>(),
-        8usize,
-        "Size of mlx_io_writer_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_writer_>(),
-        8usize,
-        "Alignment of mlx_io_writer_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_writer_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_writer_"][::std::mem::size_of::<mlx_io_writer_>() - 8usize];
+    ["Alignment of mlx_io_writer_"][::std::mem::align_of::<mlx_io_writer_>() - 8usize];
+    ["Offset of field: mlx_io_writer_::ctx"][::std::mem::offset_of!(mlx_io_writer_, ctx) - 0usize];
+};
 #[doc = " A MLX IO writer object."]
 pub type mlx_io_writer = mlx_io_writer_;
 #[doc = " Virtual table for custom IO reader and writer objects."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx_io_vtable_ {
-    pub is_open:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
-    pub good:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
-    pub tell:
-        ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> usize>,
+    pub is_open: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
+    pub good: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> bool>,
+    pub tell: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void) -> usize>,
     pub seek: ::std::option::Option<
         unsafe extern "C" fn(
             arg1: *mut ::std::os::raw::c_void,
@@ -5118,115 +1646,58 @@ pub struct mlx_io_vtable_ {
     >,
     pub free: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_vtable_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_vtable_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_vtable_>(),
-        72usize,
-        "Size of mlx_io_vtable_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_vtable_>(),
-        8usize,
-        "Alignment of mlx_io_vtable_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).is_open) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_vtable_::is_open"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).good) as usize - ptr as usize },
-        8usize,
-        "Offset of field: mlx_io_vtable_::good"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).tell) as usize - ptr as usize },
-        16usize,
-        "Offset of field: mlx_io_vtable_::tell"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).seek) as usize - ptr as usize },
-        24usize,
-        "Offset of field: mlx_io_vtable_::seek"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).read) as usize - ptr as usize },
-        32usize,
-        "Offset of field: mlx_io_vtable_::read"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).read_at_offset) as usize - ptr as usize },
-        40usize,
-        "Offset of field: mlx_io_vtable_::read_at_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).write) as usize - ptr as usize },
-        48usize,
-        "Offset of field: mlx_io_vtable_::write"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).label) as usize - ptr as usize },
-        56usize,
-        "Offset of field: mlx_io_vtable_::label"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).free) as usize - ptr as usize },
-        64usize,
-        "Offset of field: mlx_io_vtable_::free"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_vtable_"][::std::mem::size_of::<mlx_io_vtable_>() - 72usize];
+    ["Alignment of mlx_io_vtable_"][::std::mem::align_of::<mlx_io_vtable_>() - 8usize];
+    ["Offset of field: mlx_io_vtable_::is_open"][::std::mem::offset_of!(mlx_io_vtable_, is_open) - 0usize];
+    ["Offset of field: mlx_io_vtable_::good"][::std::mem::offset_of!(mlx_io_vtable_, good) - 8usize];
+    ["Offset of field: mlx_io_vtable_::tell"][::std::mem::offset_of!(mlx_io_vtable_, tell) - 16usize];
+    ["Offset of field: mlx_io_vtable_::seek"][::std::mem::offset_of!(mlx_io_vtable_, seek) - 24usize];
+    ["Offset of field: mlx_io_vtable_::read"][::std::mem::offset_of!(mlx_io_vtable_, read) - 32usize];
+    ["Offset of field: mlx_io_vtable_::read_at_offset"]
+        [::std::mem::offset_of!(mlx_io_vtable_, read_at_offset) - 40usize];
+    ["Offset of field: mlx_io_vtable_::write"][::std::mem::offset_of!(mlx_io_vtable_, write) - 48usize];
+    ["Offset of field: mlx_io_vtable_::label"][::std::mem::offset_of!(mlx_io_vtable_, label) - 56usize];
+    ["Offset of field: mlx_io_vtable_::free"][::std::mem::offset_of!(mlx_io_vtable_, free) - 64usize];
+};
 #[doc = " Virtual table for custom IO reader and writer objects."]
 pub type mlx_io_vtable = mlx_io_vtable_;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new custom IO reader.\n `vtable` operates on user descriptor `desc`."]
-    pub fn mlx_io_reader_new(
-        desc: *mut ::std::os::raw::c_void,
-        vtable: mlx_io_vtable,
-    ) -> mlx_io_reader;
+    pub fn mlx_io_reader_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_reader;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO reader user descriptor."]
     pub fn mlx_io_reader_descriptor(
         desc_: *mut *mut ::std::os::raw::c_void,
         io: mlx_io_reader,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO reader description."]
-    pub fn mlx_io_reader_tostring(
-        str_: *mut mlx_string,
-        io: mlx_io_reader,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_io_reader_tostring(str_: *mut mlx_string, io: mlx_io_reader) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free IO reader.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
     pub fn mlx_io_reader_free(io: mlx_io_reader) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Returns a new custom IO writer.\n `vtable` operates on user descriptor `desc`."]
-    pub fn mlx_io_writer_new(
-        desc: *mut ::std::os::raw::c_void,
-        vtable: mlx_io_vtable,
-    ) -> mlx_io_writer;
+    pub fn mlx_io_writer_new(desc: *mut ::std::os::raw::c_void, vtable: mlx_io_vtable) -> mlx_io_writer;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO writer user descriptor."]
     pub fn mlx_io_writer_descriptor(
         desc_: *mut *mut ::std::os::raw::c_void,
         io: mlx_io_writer,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Get IO writer description."]
-    pub fn mlx_io_writer_tostring(
-        str_: *mut mlx_string,
-        io: mlx_io_writer,
-    ) -> ::std::os::raw::c_int;
+    pub fn mlx_io_writer_tostring(str_: *mut mlx_string, io: mlx_io_writer) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Free IO writer.\n\n Note that MLX arrays are lazily evaluated, so the underlying object may\n be not freed right away. The ``free()`` callback from ``mlx_io_vtable``\n will be called when the underlying object is actually freed."]
     pub fn mlx_io_writer_free(io: mlx_io_writer) -> ::std::os::raw::c_int;
 }
@@ -5236,111 +1707,94 @@ extern "C" {
 pub struct mlx_io_gguf_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_io_gguf_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_io_gguf_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_io_gguf_>(),
-        8usize,
-        "Size of mlx_io_gguf_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_io_gguf_>(),
-        8usize,
-        "Alignment of mlx_io_gguf_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_io_gguf_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_io_gguf_"][::std::mem::size_of::<mlx_io_gguf_>() - 8usize];
+    ["Alignment of mlx_io_gguf_"][::std::mem::align_of::<mlx_io_gguf_>() - 8usize];
+    ["Offset of field: mlx_io_gguf_::ctx"][::std::mem::offset_of!(mlx_io_gguf_, ctx) - 0usize];
+};
 #[doc = " A MLX GGUF object."]
 pub type mlx_io_gguf = mlx_io_gguf_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_new() -> mlx_io_gguf;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_free(io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_io_gguf_get_keys(
-        keys: *mut mlx_vector_string,
-        io: mlx_io_gguf,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_io_gguf_get_keys(keys: *mut mlx_vector_string, io: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_array(
         arr: *mut mlx_array,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_array(
         arr: *mut mlx_array,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_string(
         str_: *mut mlx_string,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_get_metadata_vector_string(
         vstr: *mut mlx_vector_string,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_array(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_string(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_has_metadata_vector_string(
         flag: *mut bool,
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_array(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         arr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_array(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         marr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_string(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
         mstr: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_io_gguf_set_metadata_vector_string(
         io: mlx_io_gguf,
         key: *const ::std::os::raw::c_char,
@@ -5360,41 +1814,23 @@ pub use self::mlx_compile_mode_ as mlx_compile_mode;
 pub struct mlx_compile_cache_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_compile_cache_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_compile_cache_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_compile_cache_>(),
-        8usize,
-        "Size of mlx_compile_cache_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_compile_cache_>(),
-        8usize,
-        "Alignment of mlx_compile_cache_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_compile_cache_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_compile_cache_"][::std::mem::size_of::<mlx_compile_cache_>() - 8usize];
+    ["Alignment of mlx_compile_cache_"][::std::mem::align_of::<mlx_compile_cache_>() - 8usize];
+    ["Offset of field: mlx_compile_cache_::ctx"][::std::mem::offset_of!(mlx_compile_cache_, ctx) - 0usize];
+};
 pub type mlx_compile_cache = mlx_compile_cache_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_compile_cache_new() -> mlx_compile_cache;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_compile_cache_free(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_compile(
-        res: *mut mlx_closure,
-        fun: mlx_closure,
-        shapeless: bool,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_compile(res: *mut mlx_closure, fun: mlx_closure, shapeless: bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile(
         res: *mut mlx_closure,
         fun: mlx_closure,
@@ -5404,32 +1840,29 @@ extern "C" {
         constants_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile_cache(res: *mut mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_compile_clear_cache(cache: mlx_compile_cache) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_detail_compile_erase(
-        cache: mlx_compile_cache,
-        fun_id: usize,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_detail_compile_erase(cache: mlx_compile_cache, fun_id: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_disable_compile() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_enable_compile() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_compile_mode(mode: mlx_compile_mode) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup cuda Cuda specific operations\n/\n/**@{"]
     pub fn mlx_cuda_is_available(res: *mut bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup distributed Distributed collectives\n/\n/**@{"]
     pub fn mlx_distributed_all_gather(
         res: *mut mlx_array,
@@ -5438,7 +1871,7 @@ extern "C" {
         S: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_max(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5446,7 +1879,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_min(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5454,7 +1887,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_all_sum(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5462,7 +1895,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_recv(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -5473,7 +1906,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_recv_like(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5482,7 +1915,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_send(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5491,7 +1924,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_distributed_sum_scatter(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5503,7 +1936,7 @@ extern "C" {
 pub type mlx_error_handler_func = ::std::option::Option<
     unsafe extern "C" fn(msg: *const ::std::os::raw::c_char, data: *mut ::std::os::raw::c_void),
 >;
-extern "C" {
+unsafe extern "C" {
     #[doc = " Set the error handler."]
     pub fn mlx_set_error_handler(
         handler: mlx_error_handler_func,
@@ -5511,7 +1944,7 @@ extern "C" {
         dtor: ::std::option::Option<unsafe extern "C" fn(arg1: *mut ::std::os::raw::c_void)>,
     );
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " Throw an error."]
     pub fn _mlx_error(
         file: *const ::std::os::raw::c_char,
@@ -5520,7 +1953,7 @@ extern "C" {
         ...
     );
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup export Function serialization\n/\n/**@{"]
     pub fn mlx_export_function(
         file: *const ::std::os::raw::c_char,
@@ -5529,7 +1962,7 @@ extern "C" {
         shapeless: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_export_function_kwargs(
         file: *const ::std::os::raw::c_char,
         fun: mlx_closure_kwargs,
@@ -5543,45 +1976,31 @@ extern "C" {
 pub struct mlx_function_exporter_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_function_exporter_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_function_exporter_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_function_exporter_>(),
-        8usize,
-        "Size of mlx_function_exporter_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_function_exporter_>(),
-        8usize,
-        "Alignment of mlx_function_exporter_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_function_exporter_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_function_exporter_"][::std::mem::size_of::<mlx_function_exporter_>() - 8usize];
+    ["Alignment of mlx_function_exporter_"][::std::mem::align_of::<mlx_function_exporter_>() - 8usize];
+    ["Offset of field: mlx_function_exporter_::ctx"]
+        [::std::mem::offset_of!(mlx_function_exporter_, ctx) - 0usize];
+};
 pub type mlx_function_exporter = mlx_function_exporter_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_new(
         file: *const ::std::os::raw::c_char,
         fun: mlx_closure,
         shapeless: bool,
     ) -> mlx_function_exporter;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_free(xfunc: mlx_function_exporter) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_apply(
         xfunc: mlx_function_exporter,
         args: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_function_exporter_apply_kwargs(
         xfunc: mlx_function_exporter,
         args: mlx_vector_array,
@@ -5593,42 +2012,28 @@ extern "C" {
 pub struct mlx_imported_function_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_imported_function_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_imported_function_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_imported_function_>(),
-        8usize,
-        "Size of mlx_imported_function_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_imported_function_>(),
-        8usize,
-        "Alignment of mlx_imported_function_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_imported_function_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_imported_function_"][::std::mem::size_of::<mlx_imported_function_>() - 8usize];
+    ["Alignment of mlx_imported_function_"][::std::mem::align_of::<mlx_imported_function_>() - 8usize];
+    ["Offset of field: mlx_imported_function_::ctx"]
+        [::std::mem::offset_of!(mlx_imported_function_, ctx) - 0usize];
+};
 pub type mlx_imported_function = mlx_imported_function_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_new(file: *const ::std::os::raw::c_char) -> mlx_imported_function;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_free(xfunc: mlx_imported_function) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_apply(
         res: *mut mlx_vector_array,
         xfunc: mlx_imported_function,
         args: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imported_function_apply_kwargs(
         res: *mut mlx_vector_array,
         xfunc: mlx_imported_function,
@@ -5636,7 +2041,7 @@ extern "C" {
         kwargs: mlx_map_string_to_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup fast Fast custom operations\n/\n/**@{"]
     pub fn mlx_fast_cross_entropy(
         res: *mut mlx_array,
@@ -5650,35 +2055,22 @@ extern "C" {
 pub struct mlx_fast_cuda_kernel_config_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_cuda_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_config_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_cuda_kernel_config_>(),
-        8usize,
-        "Size of mlx_fast_cuda_kernel_config_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_cuda_kernel_config_>(),
-        8usize,
-        "Alignment of mlx_fast_cuda_kernel_config_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_cuda_kernel_config_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_cuda_kernel_config_"][::std::mem::size_of::<mlx_fast_cuda_kernel_config_>() - 8usize];
+    ["Alignment of mlx_fast_cuda_kernel_config_"]
+        [::std::mem::align_of::<mlx_fast_cuda_kernel_config_>() - 8usize];
+    ["Offset of field: mlx_fast_cuda_kernel_config_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_cuda_kernel_config_, ctx) - 0usize];
+};
 pub type mlx_fast_cuda_kernel_config = mlx_fast_cuda_kernel_config_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_new() -> mlx_fast_cuda_kernel_config;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_free(cls: mlx_fast_cuda_kernel_config);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_output_arg(
         cls: mlx_fast_cuda_kernel_config,
         shape: *const ::std::os::raw::c_int,
@@ -5686,7 +2078,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_grid(
         cls: mlx_fast_cuda_kernel_config,
         grid1: ::std::os::raw::c_int,
@@ -5694,7 +2086,7 @@ extern "C" {
         grid3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_thread_group(
         cls: mlx_fast_cuda_kernel_config,
         thread1: ::std::os::raw::c_int,
@@ -5702,33 +2094,33 @@ extern "C" {
         thread3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_init_value(
         cls: mlx_fast_cuda_kernel_config,
         value: f32,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_set_verbose(
         cls: mlx_fast_cuda_kernel_config,
         verbose: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_dtype(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_int(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
         value: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_config_add_template_arg_bool(
         cls: mlx_fast_cuda_kernel_config,
         name: *const ::std::os::raw::c_char,
@@ -5740,29 +2132,15 @@ extern "C" {
 pub struct mlx_fast_cuda_kernel_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_cuda_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_cuda_kernel_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_cuda_kernel_>(),
-        8usize,
-        "Size of mlx_fast_cuda_kernel_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_cuda_kernel_>(),
-        8usize,
-        "Alignment of mlx_fast_cuda_kernel_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_cuda_kernel_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_cuda_kernel_"][::std::mem::size_of::<mlx_fast_cuda_kernel_>() - 8usize];
+    ["Alignment of mlx_fast_cuda_kernel_"][::std::mem::align_of::<mlx_fast_cuda_kernel_>() - 8usize];
+    ["Offset of field: mlx_fast_cuda_kernel_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_cuda_kernel_, ctx) - 0usize];
+};
 pub type mlx_fast_cuda_kernel = mlx_fast_cuda_kernel_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_new(
         name: *const ::std::os::raw::c_char,
         input_names: mlx_vector_string,
@@ -5773,10 +2151,10 @@ extern "C" {
         shared_memory: ::std::os::raw::c_int,
     ) -> mlx_fast_cuda_kernel;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_free(cls: mlx_fast_cuda_kernel);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_cuda_kernel_apply(
         outputs: *mut mlx_vector_array,
         cls: mlx_fast_cuda_kernel,
@@ -5785,7 +2163,7 @@ extern "C" {
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_layer_norm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5800,35 +2178,23 @@ extern "C" {
 pub struct mlx_fast_metal_kernel_config_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_metal_kernel_config_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_config_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_metal_kernel_config_>(),
-        8usize,
-        "Size of mlx_fast_metal_kernel_config_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_metal_kernel_config_>(),
-        8usize,
-        "Alignment of mlx_fast_metal_kernel_config_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_metal_kernel_config_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_metal_kernel_config_"]
+        [::std::mem::size_of::<mlx_fast_metal_kernel_config_>() - 8usize];
+    ["Alignment of mlx_fast_metal_kernel_config_"]
+        [::std::mem::align_of::<mlx_fast_metal_kernel_config_>() - 8usize];
+    ["Offset of field: mlx_fast_metal_kernel_config_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_metal_kernel_config_, ctx) - 0usize];
+};
 pub type mlx_fast_metal_kernel_config = mlx_fast_metal_kernel_config_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_new() -> mlx_fast_metal_kernel_config;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_free(cls: mlx_fast_metal_kernel_config);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_output_arg(
         cls: mlx_fast_metal_kernel_config,
         shape: *const ::std::os::raw::c_int,
@@ -5836,7 +2202,7 @@ extern "C" {
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_grid(
         cls: mlx_fast_metal_kernel_config,
         grid1: ::std::os::raw::c_int,
@@ -5844,7 +2210,7 @@ extern "C" {
         grid3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_thread_group(
         cls: mlx_fast_metal_kernel_config,
         thread1: ::std::os::raw::c_int,
@@ -5852,33 +2218,33 @@ extern "C" {
         thread3: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_init_value(
         cls: mlx_fast_metal_kernel_config,
         value: f32,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_set_verbose(
         cls: mlx_fast_metal_kernel_config,
         verbose: bool,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_dtype(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
         dtype: mlx_dtype,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_int(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
         value: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_config_add_template_arg_bool(
         cls: mlx_fast_metal_kernel_config,
         name: *const ::std::os::raw::c_char,
@@ -5890,29 +2256,15 @@ extern "C" {
 pub struct mlx_fast_metal_kernel_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_fast_metal_kernel_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_fast_metal_kernel_> =
-        ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_fast_metal_kernel_>(),
-        8usize,
-        "Size of mlx_fast_metal_kernel_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_fast_metal_kernel_>(),
-        8usize,
-        "Alignment of mlx_fast_metal_kernel_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_fast_metal_kernel_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_fast_metal_kernel_"][::std::mem::size_of::<mlx_fast_metal_kernel_>() - 8usize];
+    ["Alignment of mlx_fast_metal_kernel_"][::std::mem::align_of::<mlx_fast_metal_kernel_>() - 8usize];
+    ["Offset of field: mlx_fast_metal_kernel_::ctx"]
+        [::std::mem::offset_of!(mlx_fast_metal_kernel_, ctx) - 0usize];
+};
 pub type mlx_fast_metal_kernel = mlx_fast_metal_kernel_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_new(
         name: *const ::std::os::raw::c_char,
         input_names: mlx_vector_string,
@@ -5923,10 +2275,10 @@ extern "C" {
         atomic_outputs: bool,
     ) -> mlx_fast_metal_kernel;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_free(cls: mlx_fast_metal_kernel);
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_metal_kernel_apply(
         outputs: *mut mlx_vector_array,
         cls: mlx_fast_metal_kernel,
@@ -5935,7 +2287,7 @@ extern "C" {
         stream: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rms_norm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5944,7 +2296,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rope(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5957,7 +2309,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_rope_dynamic(
         res: *mut mlx_array,
         x: mlx_array,
@@ -5970,7 +2322,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fast_scaled_dot_product_attention(
         res: *mut mlx_array,
         queries: mlx_array,
@@ -5991,7 +2343,7 @@ pub const mlx_fft_norm__MLX_FFT_NORM_FORWARD: mlx_fft_norm_ = 2;
 pub type mlx_fft_norm_ = ::std::os::raw::c_uint;
 #[doc = " \\defgroup fft FFT operations\n/\n/**@{"]
 pub use self::mlx_fft_norm_ as mlx_fft_norm;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6001,7 +2353,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6013,7 +2365,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftfreq(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -6021,7 +2373,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6033,7 +2385,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_fftshift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6042,7 +2394,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6052,7 +2404,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6064,7 +2416,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6076,7 +2428,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_ifftshift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6085,7 +2437,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6095,7 +2447,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6107,7 +2459,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_irfftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6119,7 +2471,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfft(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6129,7 +2481,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfft2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6141,7 +2493,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfftfreq(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -6149,7 +2501,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_fft_rfftn(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6167,63 +2519,49 @@ extern "C" {
 pub struct mlx_node_namer_ {
     pub ctx: *mut ::std::os::raw::c_void,
 }
-#[test]
-fn bindgen_test_layout_mlx_node_namer_() {
-    const UNINIT: ::std::mem::MaybeUninit<mlx_node_namer_> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<mlx_node_namer_>(),
-        8usize,
-        "Size of mlx_node_namer_"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<mlx_node_namer_>(),
-        8usize,
-        "Alignment of mlx_node_namer_"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).ctx) as usize - ptr as usize },
-        0usize,
-        "Offset of field: mlx_node_namer_::ctx"
-    );
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx_node_namer_"][::std::mem::size_of::<mlx_node_namer_>() - 8usize];
+    ["Alignment of mlx_node_namer_"][::std::mem::align_of::<mlx_node_namer_>() - 8usize];
+    ["Offset of field: mlx_node_namer_::ctx"][::std::mem::offset_of!(mlx_node_namer_, ctx) - 0usize];
+};
 #[doc = " \\defgroup graph_utils Graph Utils\n/\n/**@{"]
 pub type mlx_node_namer = mlx_node_namer_;
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_new() -> mlx_node_namer;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_free(namer: mlx_node_namer) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_set_name(
         namer: mlx_node_namer,
         arr: mlx_array,
         name: *const ::std::os::raw::c_char,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_node_namer_get_name(
         name: *mut *const ::std::os::raw::c_char,
         namer: mlx_node_namer,
         arr: mlx_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_export_to_dot(
         os: *mut FILE,
         namer: mlx_node_namer,
         outputs: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_print_graph(
         os: *mut FILE,
         namer: mlx_node_namer,
         outputs: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup io IO operations\n/\n/**@{"]
     pub fn mlx_load_reader(
         res: *mut mlx_array,
@@ -6231,21 +2569,21 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load(
         res: *mut mlx_array,
         file: *const ::std::os::raw::c_char,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_gguf(
         gguf: *mut mlx_io_gguf,
         file: *const ::std::os::raw::c_char,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_safetensors_reader(
         res_0: *mut mlx_map_string_to_array,
         res_1: *mut mlx_map_string_to_string,
@@ -6253,7 +2591,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_load_safetensors(
         res_0: *mut mlx_map_string_to_array,
         res_1: *mut mlx_map_string_to_string,
@@ -6261,33 +2599,30 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_writer(out_stream: mlx_io_writer, a: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save(file: *const ::std::os::raw::c_char, a: mlx_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_save_gguf(
-        file: *const ::std::os::raw::c_char,
-        gguf: mlx_io_gguf,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_save_gguf(file: *const ::std::os::raw::c_char, gguf: mlx_io_gguf) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_safetensors_writer(
         in_stream: mlx_io_writer,
         param: mlx_map_string_to_array,
         metadata: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_save_safetensors(
         file: *const ::std::os::raw::c_char,
         param: mlx_map_string_to_array,
         metadata: mlx_map_string_to_string,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup linalg Linear algebra operations\n/\n/**@{"]
     pub fn mlx_linalg_cholesky(
         res: *mut mlx_array,
@@ -6296,7 +2631,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_cholesky_inv(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6304,7 +2639,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_cross(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6313,14 +2648,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_linalg_det(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_linalg_det(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eig(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -6328,7 +2659,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eigh(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -6337,14 +2668,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_linalg_eigvals(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_linalg_eigvals(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_eigvalsh(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6352,21 +2679,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_linalg_inv(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_linalg_inv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_linalg_lu(
-        res: *mut mlx_vector_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_linalg_lu(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_lu_factor(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -6374,7 +2693,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6385,7 +2704,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm_matrix(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6396,7 +2715,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_norm_l2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6406,14 +2725,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_linalg_pinv(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_linalg_pinv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_qr(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -6421,7 +2736,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_slogdet(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -6429,7 +2744,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_solve(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6437,7 +2752,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_solve_triangular(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6446,7 +2761,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_svd(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -6454,7 +2769,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linalg_tri_inv(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6462,65 +2777,58 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup memory Memory operations\n/\n/**@{"]
     pub fn mlx_clear_cache() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_active_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_cache_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_memory_limit(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_get_peak_memory(res: *mut usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_reset_peak_memory() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_cache_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_memory_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_set_wired_limit(res: *mut usize, limit: usize) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup metal Metal specific operations\n/\n/**@{"]
     pub fn mlx_metal_get_metallib_path(res: *mut mlx_string) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_is_available(res: *mut bool) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_metal_set_metallib_path(
-        path: *const ::std::os::raw::c_char,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_metal_set_metallib_path(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_start_capture(path: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_metal_stop_capture() -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup ops Core array operations\n/\n/**@{"]
     pub fn mlx_abs(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_add(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_add(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_addmm(
         res: *mut mlx_array,
         c: mlx_array,
@@ -6531,7 +2839,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_all_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6541,7 +2849,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_all_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6550,15 +2858,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_all(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_all(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_allclose(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6569,7 +2873,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_any_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6579,7 +2883,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_any_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6588,15 +2892,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_any(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_any(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arange(
         res: *mut mlx_array,
         start: f64,
@@ -6606,22 +2906,22 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arccos(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arccosh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arcsin(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arcsinh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctan2(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6629,10 +2929,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_arctanh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6641,7 +2941,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6649,7 +2949,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmin_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6658,7 +2958,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argmin(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6666,7 +2966,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argpartition_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6675,7 +2975,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argpartition(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6683,7 +2983,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argsort_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6691,10 +2991,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_argsort(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_array_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6703,7 +3003,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_as_strided(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6715,7 +3015,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_astype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6723,35 +3023,23 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_atleast_1d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_atleast_1d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_atleast_2d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_atleast_2d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_atleast_3d(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_atleast_3d(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bartlett(
         res: *mut mlx_array,
         M: ::std::os::raw::c_int,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_and(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6759,14 +3047,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_bitwise_invert(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_bitwise_invert(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_or(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6774,7 +3058,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_bitwise_xor(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6782,14 +3066,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_blackman(
         res: *mut mlx_array,
         M: ::std::os::raw::c_int,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_block_masked_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6801,14 +3085,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_broadcast_arrays(
         res: *mut mlx_vector_array,
         inputs: mlx_vector_array,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_broadcast_to(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6817,10 +3101,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ceil(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_clip(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6829,7 +3113,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_concatenate_axis(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
@@ -6837,18 +3121,17 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_concatenate(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_conjugate(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
-        -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_conjugate(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_contiguous(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6856,7 +3139,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv1d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6868,7 +3151,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv2d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6883,7 +3166,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv3d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6901,7 +3184,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_general(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6921,7 +3204,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose1d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6934,7 +3217,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose2d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6951,7 +3234,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_conv_transpose3d(
         res: *mut mlx_array,
         input: mlx_array,
@@ -6972,16 +3255,16 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_copy(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cos(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cosh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -6990,7 +3273,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7000,7 +3283,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_count_nonzero(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7008,7 +3291,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7018,7 +3301,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7027,7 +3310,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummin_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7037,7 +3320,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cummin(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7046,7 +3329,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumprod_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7057,7 +3340,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumprod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7067,7 +3350,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumsum_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7078,7 +3361,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_cumsum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7088,17 +3371,17 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_degrees(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_depends(
         res: *mut mlx_vector_array,
         inputs: mlx_vector_array,
         dependencies: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_dequantize(
         res: *mut mlx_array,
         w: mlx_array,
@@ -7112,7 +3395,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diag(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7120,7 +3403,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diagonal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7130,7 +3413,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_diff(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7139,7 +3422,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_divide(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7147,7 +3430,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_divmod(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -7155,7 +3438,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_einsum(
         res: *mut mlx_array,
         subscripts: *const ::std::os::raw::c_char,
@@ -7163,24 +3446,20 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_equal(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_equal(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_erf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_erfinv(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_exp(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expand_dims_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7189,7 +3468,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expand_dims(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7197,10 +3476,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_expm1(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_eye(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -7210,7 +3489,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flatten(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7219,7 +3498,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7228,7 +3507,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7236,13 +3515,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_flip(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_floor(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_floor_divide(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7250,7 +3529,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_from_fp8(
         res: *mut mlx_array,
         x: mlx_array,
@@ -7258,7 +3537,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_full(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -7268,7 +3547,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_full_like(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7277,7 +3556,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7289,7 +3568,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7300,7 +3579,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7311,7 +3590,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_qmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -7328,7 +3607,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_gather_qqmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -7345,7 +3624,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_greater(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7353,7 +3632,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_greater_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7361,7 +3640,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_hadamard_transform(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7369,21 +3648,15 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_hamming(
-        res: *mut mlx_array,
-        M: ::std::os::raw::c_int,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_hamming(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_hanning(
-        res: *mut mlx_array,
-        M: ::std::os::raw::c_int,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_hanning(res: *mut mlx_array, M: ::std::os::raw::c_int, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_identity(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -7391,18 +3664,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_imag(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_inner(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_inner(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isclose(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7413,30 +3682,25 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isfinite(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isinf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isnan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isneginf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_isposinf(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_kron(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_kron(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_left_shift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7444,15 +3708,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_less(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_less(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_less_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7460,7 +3719,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linspace_endpoint(
         res: *mut mlx_array,
         start: f64,
@@ -7471,7 +3730,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_linspace(
         res: *mut mlx_array,
         start: f64,
@@ -7481,19 +3740,19 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log10(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log1p(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_log2(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logaddexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7501,7 +3760,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logcumsumexp_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7511,7 +3770,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logcumsumexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7520,7 +3779,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_and(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7528,14 +3787,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_logical_not(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_logical_not(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_or(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7543,7 +3798,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logical_xor(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7551,7 +3806,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7561,7 +3816,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7570,7 +3825,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_logsumexp(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7578,7 +3833,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_masked_scatter(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7587,7 +3842,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_matmul(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7595,7 +3850,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_max_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7605,7 +3860,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_max_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7614,15 +3869,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_max(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_max(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_maximum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7630,7 +3881,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7640,7 +3891,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7649,7 +3900,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_mean(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7657,7 +3908,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7667,7 +3918,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7676,7 +3927,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_median(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7684,7 +3935,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_meshgrid(
         res: *mut mlx_vector_array,
         arrays: mlx_vector_array,
@@ -7693,7 +3944,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_min_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7703,7 +3954,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_min_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7712,15 +3963,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_min(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_min(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_minimum(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7728,7 +3975,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_moveaxis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7737,7 +3984,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_multiply(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7745,7 +3992,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_nan_to_num(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7755,10 +4002,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_negative(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_not_equal(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7766,7 +4013,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_number_of_elements(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7777,7 +4024,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ones(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -7786,7 +4033,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_ones_like_dtype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7794,19 +4041,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_ones_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
+unsafe extern "C" {
+    pub fn mlx_ones_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn mlx_outer(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
         -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_outer(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
-}
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_pad(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7821,7 +4063,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_pad_symmetric(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7831,7 +4073,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_partition_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7840,7 +4082,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_partition(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7848,18 +4090,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_positive(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_power(
-        res: *mut mlx_array,
-        a: mlx_array,
-        b: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_power(res: *mut mlx_array, a: mlx_array, b: mlx_array, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7869,7 +4107,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7878,7 +4116,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_prod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7886,7 +4124,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_put_along_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7896,7 +4134,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_qqmm(
         res: *mut mlx_array,
         x: mlx_array,
@@ -7910,7 +4148,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_quantize(
         res: *mut mlx_vector_array,
         w: mlx_array,
@@ -7921,7 +4159,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_quantized_matmul(
         res: *mut mlx_array,
         x: mlx_array,
@@ -7935,20 +4173,16 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_radians(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_real(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_reciprocal(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_reciprocal(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_remainder(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7956,7 +4190,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_repeat_axis(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -7965,7 +4199,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_repeat(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -7973,7 +4207,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_reshape(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7982,7 +4216,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_right_shift(
         res: *mut mlx_array,
         a: mlx_array,
@@ -7990,7 +4224,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8000,7 +4234,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8011,7 +4245,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_roll(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8020,7 +4254,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_round(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8028,10 +4262,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_rsqrt(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8042,7 +4276,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8052,7 +4286,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8063,7 +4297,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8073,7 +4307,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_add_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8083,7 +4317,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_max(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8094,7 +4328,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_max_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8104,7 +4338,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_min(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8115,7 +4349,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_min_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8125,7 +4359,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_prod(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8136,7 +4370,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_scatter_prod_single(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8146,7 +4380,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_searchsorted(
         res: *mut mlx_array,
         sorted_sequence: mlx_array,
@@ -8155,7 +4389,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_segmented_mm(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8164,19 +4398,19 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sigmoid(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sign(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sin(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sinh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8189,7 +4423,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_dynamic(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8201,7 +4435,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8215,7 +4449,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_dynamic(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8226,7 +4460,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_add(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8240,7 +4474,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_max(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8254,7 +4488,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_min(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8268,7 +4502,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_slice_update_prod(
         res: *mut mlx_array,
         src: mlx_array,
@@ -8282,7 +4516,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8292,7 +4526,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8301,7 +4535,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_softmax(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8309,7 +4543,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sort_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8317,10 +4551,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sort(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_split(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -8329,7 +4563,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_split_sections(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -8339,13 +4573,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sqrt(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_square(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8354,7 +4588,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8362,10 +4596,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_squeeze(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_stack_axis(
         res: *mut mlx_array,
         arrays: mlx_vector_array,
@@ -8373,14 +4607,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_stack(
-        res: *mut mlx_array,
-        arrays: mlx_vector_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_stack(res: *mut mlx_array, arrays: mlx_vector_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8391,7 +4621,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8401,7 +4631,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_std(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8410,14 +4640,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_stop_gradient(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_stop_gradient(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_subtract(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8425,7 +4651,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sum_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8435,7 +4661,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_sum_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8444,15 +4670,11 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_sum(
-        res: *mut mlx_array,
-        a: mlx_array,
-        keepdims: bool,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_sum(res: *mut mlx_array, a: mlx_array, keepdims: bool, s: mlx_stream)
+        -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_swapaxes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8461,7 +4683,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8470,7 +4692,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8478,7 +4700,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_take_along_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8487,13 +4709,13 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tan(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tanh(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tensordot(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8505,7 +4727,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tensordot_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8514,7 +4736,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tile(
         res: *mut mlx_array,
         arr: mlx_array,
@@ -8523,10 +4745,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_to_fp8(res: *mut mlx_array, x: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_topk_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8535,7 +4757,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_topk(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8543,7 +4765,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trace_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8554,10 +4776,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trace(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_transpose_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8566,11 +4788,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_transpose(res: *mut mlx_array, a: mlx_array, s: mlx_stream)
-        -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_transpose(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tri(
         res: *mut mlx_array,
         n: ::std::os::raw::c_int,
@@ -8580,7 +4801,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_tril(
         res: *mut mlx_array,
         x: mlx_array,
@@ -8588,7 +4809,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_triu(
         res: *mut mlx_array,
         x: mlx_array,
@@ -8596,10 +4817,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_trunc(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_unflatten(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8609,7 +4830,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_unstack_axis(
         res: *mut mlx_vector_array,
         a: mlx_array,
@@ -8617,14 +4838,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_unstack(
-        res: *mut mlx_vector_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_unstack(res: *mut mlx_vector_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var_axes(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8635,7 +4852,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var_axis(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8645,7 +4862,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_var(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8654,7 +4871,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vecdot(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8663,7 +4880,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_view(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8671,7 +4888,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_where(
         res: *mut mlx_array,
         condition: mlx_array,
@@ -8680,7 +4897,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_zeros(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8689,7 +4906,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_zeros_like_dtype(
         res: *mut mlx_array,
         a: mlx_array,
@@ -8697,14 +4914,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
-    pub fn mlx_zeros_like(
-        res: *mut mlx_array,
-        a: mlx_array,
-        s: mlx_stream,
-    ) -> ::std::os::raw::c_int;
+unsafe extern "C" {
+    pub fn mlx_zeros_like(res: *mut mlx_array, a: mlx_array, s: mlx_stream) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup random Random number operations\n/\n/**@{"]
     pub fn mlx_random_bernoulli(
         res: *mut mlx_array,
@@ -8715,7 +4928,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_bits(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8725,7 +4938,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical_shape(
         res: *mut mlx_array,
         logits: mlx_array,
@@ -8736,7 +4949,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical_num_samples(
         res: *mut mlx_array,
         logits_: mlx_array,
@@ -8746,7 +4959,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_categorical(
         res: *mut mlx_array,
         logits: mlx_array,
@@ -8755,7 +4968,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_gumbel(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8765,10 +4978,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_key(res: *mut mlx_array, seed: u64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_laplace(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8780,7 +4993,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_multivariate_normal(
         res: *mut mlx_array,
         mean: mlx_array,
@@ -8792,7 +5005,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_normal_broadcast(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8804,7 +5017,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_normal(
         res: *mut mlx_array,
         shape: *const ::std::os::raw::c_int,
@@ -8816,7 +5029,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_permutation(
         res: *mut mlx_array,
         x: mlx_array,
@@ -8825,7 +5038,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_permutation_arange(
         res: *mut mlx_array,
         x: ::std::os::raw::c_int,
@@ -8833,7 +5046,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_randint(
         res: *mut mlx_array,
         low: mlx_array,
@@ -8845,10 +5058,10 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_seed(seed: u64) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_split_num(
         res: *mut mlx_array,
         key: mlx_array,
@@ -8856,7 +5069,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_split(
         res_0: *mut mlx_array,
         res_1: *mut mlx_array,
@@ -8864,7 +5077,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_truncated_normal(
         res: *mut mlx_array,
         lower: mlx_array,
@@ -8876,7 +5089,7 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_random_uniform(
         res: *mut mlx_array,
         low: mlx_array,
@@ -8888,14 +5101,14 @@ extern "C" {
         s: mlx_stream,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup transforms Transform operations\n/\n/**@{"]
     pub fn mlx_async_eval(outputs: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_checkpoint(res: *mut mlx_closure, fun: mlx_closure) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_custom_function(
         res: *mut mlx_closure,
         fun: mlx_closure,
@@ -8904,17 +5117,17 @@ extern "C" {
         fun_vmap: mlx_closure_custom_vmap,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_custom_vjp(
         res: *mut mlx_closure,
         fun: mlx_closure,
         fun_vjp: mlx_closure_custom,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_eval(outputs: mlx_vector_array) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_jvp(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -8923,7 +5136,7 @@ extern "C" {
         tangents: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_value_and_grad(
         res: *mut mlx_closure_value_and_grad,
         fun: mlx_closure,
@@ -8931,7 +5144,7 @@ extern "C" {
         argnums_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_vjp(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -8940,7 +5153,7 @@ extern "C" {
         cotangents: mlx_vector_array,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     #[doc = " \\defgroup transforms_impl Implementation detail operations\n/\n/**@{"]
     pub fn mlx_detail_vmap_replace(
         res: *mut mlx_vector_array,
@@ -8953,7 +5166,7 @@ extern "C" {
         out_axes_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_detail_vmap_trace(
         res_0: *mut mlx_vector_array,
         res_1: *mut mlx_vector_array,
@@ -8963,50 +5176,6 @@ extern "C" {
         in_axes_num: usize,
     ) -> ::std::os::raw::c_int;
 }
-extern "C" {
+unsafe extern "C" {
     pub fn mlx_version(str_: *mut mlx_string) -> ::std::os::raw::c_int;
-}
-pub type __builtin_va_list = [__va_list_tag; 1usize];
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __va_list_tag {
-    pub gp_offset: ::std::os::raw::c_uint,
-    pub fp_offset: ::std::os::raw::c_uint,
-    pub overflow_arg_area: *mut ::std::os::raw::c_void,
-    pub reg_save_area: *mut ::std::os::raw::c_void,
-}
-#[test]
-fn bindgen_test_layout___va_list_tag() {
-    const UNINIT: ::std::mem::MaybeUninit<__va_list_tag> = ::std::mem::MaybeUninit::uninit();
-    let ptr = UNINIT.as_ptr();
-    assert_eq!(
-        ::std::mem::size_of::<__va_list_tag>(),
-        24usize,
-        "Size of __va_list_tag"
-    );
-    assert_eq!(
-        ::std::mem::align_of::<__va_list_tag>(),
-        8usize,
-        "Alignment of __va_list_tag"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).gp_offset) as usize - ptr as usize },
-        0usize,
-        "Offset of field: __va_list_tag::gp_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).fp_offset) as usize - ptr as usize },
-        4usize,
-        "Offset of field: __va_list_tag::fp_offset"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).overflow_arg_area) as usize - ptr as usize },
-        8usize,
-        "Offset of field: __va_list_tag::overflow_arg_area"
-    );
-    assert_eq!(
-        unsafe { ::std::ptr::addr_of!((*ptr).reg_save_area) as usize - ptr as usize },
-        16usize,
-        "Offset of field: __va_list_tag::reg_save_area"
-    );
 }
