@@ -1,5 +1,7 @@
 //! The program as people run it: output, messages and exit codes.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first thing that fails")]
+
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
