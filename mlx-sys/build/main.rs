@@ -48,9 +48,8 @@ fn build() -> Result<(), String> {
     for library in &plan.libraries {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
-    // A cache that was cleared must be filled again.
-    println!("cargo::rerun-if-changed={}", lib.display());
-    println!("cargo::rerun-if-changed={}", library.display());
+    watch(&lib);
+    watch(&library);
 
     let include = env::join_paths([mlx.join("include"), sources]);
     let include = include.map_err(|err| format!("a path holds the list separator: {err}"))?;
@@ -60,6 +59,17 @@ fn build() -> Result<(), String> {
     println!("cargo::metadata=lib={}", lib.display());
     println!("cargo::metadata=backend={}", plan.backend.name());
     Ok(())
+}
+
+/// A cache that was cleared must be filled again. Cargo would take a folder that this very run filled for one that
+/// has changed since, so it watches a file in it that looks old.
+fn watch(folder: &Path) {
+    let stamp = folder.join("forerun.stamp");
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(86_400);
+    let made = fs::File::create(&stamp).and_then(|file| file.set_modified(old));
+    // A folder that was given may be read-only; it is older than this run.
+    let watched = if made.is_ok() { &stamp } else { folder };
+    println!("cargo::rerun-if-changed={}", watched.display());
 }
 
 fn machine() -> Machine {

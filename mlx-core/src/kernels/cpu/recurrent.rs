@@ -1,7 +1,7 @@
 //! Recurrences with a fixed-size state, token by token: however a sequence is cut into calls, each step does
 //! the same arithmetic on the same values, so the cut never shows in a bit.
 //!
-//! Sums run over [`LANES`] partial sums that are added in one order, without fused multiply-adds, so that
+//! Sums run over `LANES` partial sums that are added in one order, without fused multiply-adds, so that
 //! vectors of any width give the same bits.
 
 use std::sync::Mutex;
