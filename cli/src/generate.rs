@@ -181,8 +181,7 @@ fn load(args: &Args) -> Result<Loaded> {
     let mut options =
         LoadOptions { width: args.width.into(), dtype: args.dtype.map(Dtype::from), ..Default::default() };
     ensure!(0 < args.prefill_step_size, "--prefill-step-size should be at least 1");
-    options.limits.prefill_chunk = args.prefill_step_size;
-    options.limits.step_tokens = options.limits.step_tokens.max(args.prefill_step_size);
+    options.engine.limits.step_tokens = args.prefill_step_size;
     let bar = progress::load();
     let report = {
         let bar = bar.clone();
@@ -308,7 +307,7 @@ impl Args {
         sampling.xtc_special_tokens = tokenizer.encode("\n", false)?;
         sampling.xtc_special_tokens.extend(&stop_ids);
         let max_tokens = usize::try_from(self.max_tokens).ok();
-        Ok(Request { prompt, max_tokens, stop_ids, sampling })
+        Ok(Request { prompt, max_tokens, stop_ids, sampling, ..Request::default() })
     }
 
     fn chat(&self, prompt: &str, kwargs: Map<String, Value>) -> ChatInput {

@@ -4,6 +4,7 @@ mod executor;
 pub mod hub;
 pub mod lm;
 mod load;
+pub mod prefix;
 pub mod protocol;
 pub mod sampling;
 pub mod schedule;

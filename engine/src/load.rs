@@ -10,9 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::hub::ModelFiles;
 use crate::lm::{self, CausalLm};
-use crate::schedule::Limits;
 use crate::text::{ChatTemplates, GgufVocab, TextError, Tokenizer};
-use crate::thread::EngineHandle;
+use crate::thread::{EngineHandle, EngineOptions, ModelFacts};
 use crate::weights::gguf::{Fallback, Gguf, GgufModel};
 use crate::weights::{LoadError, Preparation, QuantConfig, Weights, checkpoint};
 
@@ -26,7 +25,7 @@ pub struct LoadOptions {
     pub gguf_fallback: Fallback,
     /// Takes the place of the model's own chat template.
     pub chat_template: Option<String>,
-    pub limits: Limits,
+    pub engine: EngineOptions,
 }
 
 /// A model ready to answer. Everything here may cross threads; the arrays stay where they are.
@@ -80,7 +79,7 @@ fn load_folder(
             Ok((tokenizer, templates))
         })
     };
-    let weights = Source { tensors, quantization, config };
+    let weights = Source { tensors, quantization, config, identity: identity(folder) };
     start(weights, text, options, progress)
 }
 
@@ -100,13 +99,32 @@ fn load_gguf(path: &Path, options: &LoadOptions, progress: Arc<LoadProgress>) ->
     };
     let model = GgufModel::load(&gguf, options.gguf_fallback, &|_, _| {})?;
     let quantization = QuantConfig::by_path(model.quantization);
-    start(Source { tensors: model.tensors, quantization, config: model.config }, text, options, progress)
+    let (tensors, config) = (model.tensors, model.config);
+    start(Source { tensors, quantization, config, identity: identity(path) }, text, options, progress)
 }
 
 struct Source {
     tensors: std::collections::BTreeMap<String, crate::weights::Tensor>,
     quantization: QuantConfig,
     config: Value,
+    identity: String,
+}
+
+/// Changes whenever the files of a model do: names, sizes and times of change.
+fn identity(model: &Path) -> String {
+    let files = match std::fs::read_dir(model) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![model.to_owned()],
+    };
+    let mut known: Vec<String> = files
+        .iter()
+        .filter_map(|file| {
+            let metadata = std::fs::metadata(file).ok()?;
+            Some(format!("{} {} {:?}", file.display(), metadata.len(), metadata.modified().ok()?))
+        })
+        .collect();
+    known.sort();
+    known.join("; ")
 }
 
 type Text = std::thread::JoinHandle<Result<(Tokenizer, ChatTemplates), TextError>>;
@@ -120,6 +138,7 @@ fn start(
     let info = info(&source.config);
     let requested = options.dtype;
     let width = options.width;
+    let identity = source.identity.clone();
     let context_length = info.context_length;
     let build = move || -> Result<(Box<dyn CausalLm>, usize), LoadError> {
         let dtype = requested.unwrap_or_else(|| default_dtype(&source.config));
@@ -133,7 +152,9 @@ fn start(
         let vocab_size = model.vocab_size();
         Ok((model, vocab_size))
     };
-    let started = EngineHandle::spawn(options.limits, build, move |_| context_length);
+    let identity = format!("{identity} {requested:?} {width:?} MLX {}", mlx_core::versions().0);
+    let facts = move |_: &usize| ModelFacts { context_length, identity };
+    let started = EngineHandle::spawn(options.engine.clone(), build, facts);
     let (tokenizer, templates) = text.join().expect("reading a tokenizer does not panic")?;
     let (engine, vocab_size) = started?;
     Ok(Loaded {

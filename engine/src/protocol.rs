@@ -9,14 +9,72 @@ pub type TokenId = u32;
 pub struct SeqId(pub u64);
 
 /// What a client asks for, already tokenized and validated.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Default)]
 pub struct Request {
     pub prompt: Vec<TokenId>,
     /// `None` generates until a stop id or the end of the context.
     pub max_tokens: Option<usize>,
+    /// Stop ids are not drawn before this many tokens.
+    pub min_tokens: usize,
     /// Ids that end the sequence; the stop id itself is reported, flagged by [`FinishReason::Stop`].
     pub stop_ids: Vec<TokenId>,
     pub sampling: SamplingParams,
+    /// The most probable tokens to report at each position.
+    pub top_logprobs: usize,
+    pub priority: Priority,
+    /// What the answer must conform to.
+    pub constraint: Option<Box<dyn Constraint>>,
+}
+
+/// Who waits for whom. A waiting request rises by one class at a time, so that none waits for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    Interactive,
+    #[default]
+    Normal,
+    Background,
+}
+
+/// A grammar's state beside a row: says which tokens may come next. It is asked off the array thread, while the
+/// model computes.
+pub trait Constraint: Send {
+    /// The ids that may be drawn next.
+    fn allowed(&mut self) -> Result<TokenSet, String>;
+    /// Moves on by a token that was drawn. Called once for each, before the next [`Self::allowed`].
+    fn accept(&mut self, id: TokenId) -> Result<(), String>;
+    /// The same state for another row of the same prompt.
+    fn fork(&self) -> Box<dyn Constraint>;
+}
+
+/// A set of token ids, one bit each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+}
+
+impl TokenSet {
+    /// Bit `i % 32` of word `i / 32` stands for token `i`; tokens past the end are not in the set.
+    pub fn from_words(words: Vec<u32>) -> Self {
+        Self { words }
+    }
+
+    pub fn contains(&self, id: TokenId) -> bool {
+        self.words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+}
+
+impl FromIterator<TokenId> for TokenSet {
+    fn from_iter<I: IntoIterator<Item = TokenId>>(ids: I) -> Self {
+        let mut words = Vec::new();
+        for id in ids {
+            let at = id as usize / 32;
+            if words.len() <= at {
+                words.resize(at + 1, 0);
+            }
+            words[at] |= 1 << (id % 32);
+        }
+        Self { words }
+    }
 }
 
 /// How tokens are drawn. The defaults are mlx-lm's: greedy, every filter off.
@@ -83,11 +141,27 @@ pub enum Event {
     },
     Token {
         id: TokenId,
-        /// Natural log of the token's probability under the model's own distribution.
+        /// Natural log of the token's probability after bias and penalties, before any filter.
         logprob: f32,
+        /// The most probable tokens at this position, the best first, as many as were asked for.
+        top: Vec<(TokenId, f32)>,
     },
     Finished(Finish),
-    Failed(String),
+    Failed(Failure),
+}
+
+/// Why a request ended without an answer, and whose fault it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The request can never run; another one might.
+    #[error("{0}")]
+    Invalid(String),
+    /// Too much is going on; the same request may run later.
+    #[error("{0}")]
+    Busy(String),
+    /// The engine's own.
+    #[error("{0}")]
+    Internal(String),
 }
 
 #[derive(Clone, Debug, PartialEq)]

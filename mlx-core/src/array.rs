@@ -294,6 +294,13 @@ impl Array {
         Ok(data.to_vec())
     }
 
+    /// Computes and copies all elements, as bytes in row-major order.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let x = self.contiguous();
+        x.eval()?;
+        Ok(x.bytes().to_vec())
+    }
+
     /// The computed elements in row-major order, without a copy where they lie so. The type must be the
     /// array's own.
     pub fn host<T: Element>(&self) -> Result<Cow<'_, [T]>> {

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::weights;
 
 /// A tiny model and its golden numbers.
+#[derive(Clone)]
 pub struct Case {
     /// `family/case`
     pub name: String,
@@ -29,14 +30,14 @@ pub struct Case {
     stored: Stored,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Stored {
     config: Value,
     tensors: BTreeMap<String, Vec<usize>>,
     quantized: BTreeMap<String, Format>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Format {
     group_size: i32,
     bits: i32,

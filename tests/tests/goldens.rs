@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use engine::lm::cache::SeqCache;
 use engine::protocol::SamplingParams;
-use engine::sampling;
+use engine::sampling::{self, Rules};
 use serde::Deserialize;
 use tests::goldens::{self, Case};
 use tests::{model, weights};
@@ -83,8 +83,14 @@ fn sampling_leaves_what_mlx_lm_leaves() {
         let mut drawn = BTreeSet::new();
         for seed in 0..60 * n as u64 {
             let params = SamplingParams { seed, ..params.clone() };
-            let draw =
-                sampling::draw(&mut logits.clone(), &golden.history, golden.history.len(), &params).unwrap();
+            let draw = sampling::draw(
+                &mut logits.clone(),
+                &golden.history,
+                golden.history.len(),
+                &params,
+                Rules::default(),
+            )
+            .unwrap();
             let want = case.logprobs[draw.id as usize];
             assert!((draw.logprob - want).abs() < 2e-5, "{:?}: {draw:?}, expected {want}", case.params);
             drawn.insert(draw.id);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::protocol::{Event, Request, SamplingParams};
+use engine::protocol::{Event, Request};
 use engine::text::ChatInput;
 use engine::{LoadOptions, Loaded};
 use serde::Deserialize;
@@ -34,7 +34,7 @@ fn the_default_model_answers_as_in_mlx_lm() {
     for (answer, stream) in answers.iter().zip(streams) {
         let events: Vec<(u32, f32)> = stream
             .filter_map(|event| match event {
-                Event::Token { id, logprob } => Some((id, logprob)),
+                Event::Token { id, logprob, .. } => Some((id, logprob)),
                 Event::Failed(message) => panic!("{}: {message}", answer.question),
                 Event::Prefill { .. } | Event::Finished(_) => None,
             })
@@ -56,7 +56,7 @@ fn request(model: &Loaded, answer: &Answer) -> Request {
         prompt,
         max_tokens: Some(64),
         stop_ids: model.tokenizer.ends().iter().copied().collect(),
-        sampling: SamplingParams::default(),
+        ..Request::default()
     }
 }
 

@@ -4,8 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lowest first.
-const ENGINE: [&str; 10] =
-    ["protocol", "text", "hub", "weights", "lm", "sampling", "schedule", "executor", "thread", "load"];
+const ENGINE: [&str; 11] = [
+    "protocol", "text", "hub", "weights", "lm", "sampling", "schedule", "prefix", "executor", "thread",
+    "load",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

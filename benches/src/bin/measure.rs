@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use engine::hub::ModelFiles;
 use engine::lm::cache::SeqCache;
 use engine::lm::{self, CausalLm, Row};
-use engine::protocol::{Event, Finish, Request, SamplingParams};
+use engine::protocol::{Event, Finish, Request};
 use engine::weights::gguf::{Fallback, Gguf, GgufModel};
 use engine::weights::{LoadError, Preparation, QuantConfig, Weights};
 use engine::{LoadOptions, Loaded};
@@ -65,12 +65,7 @@ fn load(model: &Path) -> Result<Loaded, LoadError> {
 
 fn request(prompt: usize, max_tokens: usize) -> Request {
     let prompt = (0..prompt as u32).map(|i| 1000 + i * 7919 % 40_000).collect();
-    Request {
-        prompt,
-        max_tokens: Some(max_tokens),
-        stop_ids: Vec::new(),
-        sampling: SamplingParams::default(),
-    }
+    Request { prompt, max_tokens: Some(max_tokens), stop_ids: Vec::new(), ..Request::default() }
 }
 
 /// Tokens per second of all `rows` together, from the moment that all of them decode.
@@ -106,7 +101,7 @@ fn finish(stream: impl Iterator<Item = Event>) -> Result<Finish, String> {
     for event in stream {
         match event {
             Event::Finished(finish) => return Ok(finish),
-            Event::Failed(message) => return Err(message),
+            Event::Failed(failure) => return Err(failure.to_string()),
             Event::Prefill { .. } | Event::Token { .. } => {}
         }
     }

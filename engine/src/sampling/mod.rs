@@ -8,23 +8,41 @@
 mod noise;
 mod stages;
 
-use crate::protocol::{SamplingParams, TokenId};
+use mlx_core::kernels::log_softmax;
+
+use crate::protocol::{SamplingParams, TokenId, TokenSet};
 
 /// A chosen token and its log-probability after bias and penalties, before any filter.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     pub id: TokenId,
     pub logprob: f32,
+    /// The most probable tokens, the best first.
+    pub top: Vec<(TokenId, f32)>,
 }
 
-/// The model gave a logit that is NaN or plus infinity, so no token can be drawn.
+/// Why no token can be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the model's logits at position {position} are not numbers; the weights are damaged, or the data type \
-     overflows: try another --dtype"
-)]
-pub struct NotANumber {
-    pub position: usize,
+pub enum DrawError {
+    #[error(
+        "the model's logits at position {position} are not numbers; the weights are damaged, or the data type \
+         overflows: try another --dtype"
+    )]
+    NotANumber { position: usize },
+    #[error(
+        "no token is allowed at position {position}: what the answer must conform to excludes all of them"
+    )]
+    NothingAllowed { position: usize },
+}
+
+/// What a draw must keep to beside its parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules<'a> {
+    pub forbidden: &'a [TokenId],
+    /// `None` allows all.
+    pub allowed: Option<&'a TokenSet>,
+    /// How many of the most probable tokens to report.
+    pub top: usize,
 }
 
 impl SamplingParams {
@@ -48,17 +66,23 @@ pub fn draw(
     history: &[TokenId],
     position: usize,
     params: &SamplingParams,
-) -> Result<Draw, NotANumber> {
+    rules: Rules<'_>,
+) -> Result<Draw, DrawError> {
     if logits.iter().any(|x| x.is_nan() || *x == f32::INFINITY) {
-        return Err(NotANumber { position });
+        return Err(DrawError::NotANumber { position });
     }
     stages::process(logits, history, params);
-    let logprobs = stages::log_softmax(logits);
+    stages::restrict(logits, rules);
+    if logits.iter().all(|x| *x == f32::NEG_INFINITY) {
+        return Err(DrawError::NothingAllowed { position });
+    }
+    log_softmax(logits);
+    let logprobs = &*logits;
     let id = match params.temperature {
         0.0 => argmax(logprobs),
         _ => sample(logprobs, position, params),
     };
-    Ok(Draw { id, logprob: logprobs[id as usize] })
+    Ok(Draw { id, logprob: logprobs[id as usize], top: stages::top(logprobs, rules.top) })
 }
 
 fn sample(logprobs: &[f32], position: usize, p: &SamplingParams) -> TokenId {
@@ -84,16 +108,17 @@ mod tests {
     const LOGITS: [f32; 6] = [1.0, 3.0, 2.5, -1.0, 0.5, 2.9];
 
     fn draw_with(p: &SamplingParams, position: usize) -> TokenId {
-        draw(&mut LOGITS.clone(), &[], position, p).unwrap().id
+        draw(&mut LOGITS.clone(), &[], position, p, Rules::default()).unwrap().id
     }
 
     #[test]
     fn greedy_takes_the_first_largest() {
         let p = SamplingParams::default();
-        let got = draw(&mut [0.0, 2.0, 2.0], &[], 0, &p).unwrap();
+        let got = draw(&mut [0.0, 2.0, 2.0], &[], 0, &p, Rules { top: 2, ..Rules::default() }).unwrap();
         assert_eq!(got.id, 1);
         let want = (2f64.exp() / (1.0 + 2.0 * 2f64.exp())).ln() as f32;
         assert!((got.logprob - want).abs() < 1e-6, "{} {want}", got.logprob);
+        assert_eq!(got.top, [(1, got.logprob), (2, got.logprob)]);
     }
 
     #[test]
@@ -138,9 +163,24 @@ mod tests {
     }
 
     #[test]
+    fn rules_hold_whatever_the_sampling() {
+        let allowed: TokenSet = [0, 3, 4].into_iter().collect();
+        let rules = Rules { forbidden: &[0], allowed: Some(&allowed), top: 6 };
+        for (temperature, position) in [(0.0, 0), (50.0, 1), (50.0, 2), (50.0, 3)] {
+            let p = SamplingParams { temperature, ..Default::default() };
+            let got = draw(&mut LOGITS.clone(), &[], position, &p, rules).unwrap();
+            assert!(got.id == 3 || got.id == 4, "{} was drawn", got.id);
+            assert_eq!(got.top.iter().map(|t| t.0).collect::<Vec<_>>(), [4, 3]);
+        }
+        let rules = Rules { forbidden: &[0, 3, 4], ..rules };
+        let got = draw(&mut LOGITS.clone(), &[], 9, &SamplingParams::default(), rules);
+        assert_eq!(got, Err(DrawError::NothingAllowed { position: 9 }));
+    }
+
+    #[test]
     fn a_damaged_model_is_an_error() {
-        let p = SamplingParams::default();
-        assert_eq!(draw(&mut [0.0, f32::NAN], &[], 7, &p), Err(NotANumber { position: 7 }));
-        assert!(draw(&mut [0.0, f32::NEG_INFINITY], &[], 7, &p).is_ok());
+        let draw = |logits: &mut [f32]| draw(logits, &[], 7, &SamplingParams::default(), Rules::default());
+        assert_eq!(draw(&mut [0.0, f32::NAN]), Err(DrawError::NotANumber { position: 7 }));
+        assert!(draw(&mut [0.0, f32::NEG_INFINITY]).is_ok());
     }
 }

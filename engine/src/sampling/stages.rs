@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::noise;
+use super::{Rules, noise};
 use crate::protocol::{SamplingParams, TokenId};
 
 /// Lanes of [`noise::uniform`] past every token id, for draws that belong to no token.
@@ -30,6 +30,34 @@ pub(super) fn process(logits: &mut [f32], history: &[TokenId], p: &SamplingParam
     }
 }
 
+/// Takes away what may not be drawn.
+pub(super) fn restrict(logits: &mut [f32], rules: Rules<'_>) {
+    for &id in rules.forbidden {
+        if let Some(x) = logits.get_mut(id as usize) {
+            *x = f32::NEG_INFINITY;
+        }
+    }
+    if let Some(allowed) = rules.allowed {
+        for (id, x) in logits.iter_mut().enumerate() {
+            if !allowed.contains(id as TokenId) {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// The `n` most probable tokens that are possible at all, the best first.
+pub(super) fn top(logprobs: &[f32], n: usize) -> Vec<(TokenId, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
+    let possible = |id: &TokenId| f32::NEG_INFINITY < logprobs[*id as usize];
+    let mut ids: Vec<TokenId> = (0..logprobs.len() as TokenId).filter(possible).collect();
+    largest_first(&mut ids, logprobs, n);
+    ids.truncate(n);
+    ids.into_iter().map(|id| (id, logprobs[id as usize])).collect()
+}
+
 /// Visits the logit of every distinct token among the last `window` tokens, with its count there.
 fn for_each_recent(
     logits: &mut [f32],
@@ -46,15 +74,6 @@ fn for_each_recent(
             f(x, n);
         }
     }
-}
-
-/// Normalises logits to log-probabilities, in place.
-pub(super) fn log_softmax(logits: &mut [f32]) -> &[f32] {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|x| f64::from((x - max).exp())).sum();
-    let shift = (f64::from(max) + sum.ln()) as f32;
-    logits.iter_mut().for_each(|x| *x -= shift);
-    logits
 }
 
 /// The ids that the filters keep: top-p, min-p, XTC, top-k, in this order.

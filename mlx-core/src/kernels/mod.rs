@@ -25,6 +25,15 @@ pub(crate) fn count_fallback(op: &'static str) {
     *counts.entry(op).or_insert(0) += 1;
 }
 
+/// Turns one row of logits into log-probabilities. The largest entry's is, to the bit, what
+/// [`pick`](crate::projection::pick) gives it on the CPU.
+pub fn log_softmax(x: &mut [f32]) {
+    let (mut id, mut logprob) = (0, 0.0);
+    cpu::pointwise::pick(cpu::isa::Isa::detect(), x, &mut id, &mut logprob);
+    let Some(&top) = x.get(id as usize) else { return };
+    x.iter_mut().for_each(|v| *v = (*v - top) + logprob);
+}
+
 /// Calls on the CPU that MLX's own ops served, by op, since the start.
 pub fn fallbacks() -> BTreeMap<&'static str, usize> {
     FALLBACKS.lock().unwrap_or_else(|e| e.into_inner()).clone()

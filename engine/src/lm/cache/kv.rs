@@ -3,6 +3,7 @@
 //! A full layer keeps every token. A sliding-window layer keeps the window and some slack in the same
 //! layout, so that one token and many are written alike, and a round can be undone until it ends.
 
+use super::{BLOCK, LayerBlock};
 use mlx_core::attention::KvBuffer;
 use mlx_core::{Array, Dtype};
 
@@ -27,6 +28,40 @@ pub struct KvCache {
 impl KvCache {
     pub fn new(spec: KvSpec) -> Self {
         Self { spec, buffer: None }
+    }
+
+    /// Keys and values of the last positions before `end` that a later query may see, at most a block of them, as
+    /// copies; `None` if they have gone.
+    pub fn block(&self, end: usize) -> Option<LayerBlock> {
+        let buffer = self.buffer.as_ref()?;
+        let start = (end - self.per_block()).checked_sub(buffer.start as usize)? as i32;
+        // A slice would keep the whole buffer, and the next write to it would have to copy.
+        let copy = |x: &Array| {
+            let part = x.slice(1, start..start + self.per_block() as i32);
+            Array::zeros(part.shape(), part.dtype()).slice_update(&part, &[0, 0, 0])
+        };
+        Some(vec![copy(&buffer.k), copy(&buffer.v)])
+    }
+
+    /// A cache of `len` tokens whose last blocks are `blocks`.
+    pub fn from_blocks(spec: KvSpec, blocks: &[&LayerBlock], len: usize) -> Self {
+        let cache = Self::new(spec);
+        let wanted = len - cache.first_visible(len);
+        let n = wanted.div_ceil(cache.per_block()).min(blocks.len());
+        let start = len - n * cache.per_block();
+        let blocks = &blocks[blocks.len() - n..];
+        let join = |i: usize| {
+            let (heads, dim) = (blocks[0][i].dim(0), blocks[0][i].dim(2));
+            let room = Array::zeros(&[heads, STEP as i32, dim], blocks[0][i].dtype());
+            Array::concat(&blocks.iter().map(|b| &b[i]).chain([&room]).collect::<Vec<_>>(), 1)
+        };
+        let buffer = KvBuffer { k: join(0), v: join(1), start: start as i32 };
+        Self { spec, buffer: Some(buffer) }
+    }
+
+    /// Positions of a block that a query after it can see.
+    fn per_block(&self) -> usize {
+        self.spec.window.map_or(BLOCK, |w| BLOCK.min(w.max(2) - 1))
     }
 
     pub fn arrays(&self) -> impl Iterator<Item = &Array> + use<'_> {

@@ -27,6 +27,33 @@ pub enum LayerCache {
     Attention(KvCache),
 }
 
+/// What a layer keeps of a block of [`BLOCK`] tokens, detached from the cache that it came from.
+pub type LayerBlock = Vec<Array>;
+
+/// Tokens of a block: where attention's own blocks end, and prefixes may be cut.
+pub const BLOCK: usize = 256;
+
+/// How a layer's memory grows with the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Numbers kept for each token.
+    pub per_token: usize,
+    /// Tokens kept; `None` keeps all.
+    pub window: Option<usize>,
+    /// Bytes that don't grow.
+    pub fixed: usize,
+}
+
+impl LayerSpec {
+    pub fn growth(&self) -> Growth {
+        match self {
+            Self::Attention(kv) => {
+                Growth { per_token: kv.n_heads * (kv.head_dim + kv.v_head_dim), window: kv.window, fixed: 0 }
+            }
+        }
+    }
+}
+
 /// Some layer has already forgotten what a rewind would need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cache of {len} tokens cannot drop its last {n} exactly")]
@@ -50,6 +77,26 @@ impl SeqCache {
             LayerSpec::Attention(spec) => LayerCache::Attention(KvCache::new(spec)),
         };
         Self { layers: specs.iter().map(layer).collect(), len: 0, round_start: None }
+    }
+
+    /// A cache of `len` tokens from its blocks, first to last. A layer takes what it needs of them; the last block
+    /// has something for every layer.
+    pub fn from_blocks(specs: &[LayerSpec], blocks: &[&[Option<LayerBlock>]], len: usize) -> Self {
+        let layer = |(i, spec): (usize, &LayerSpec)| match *spec {
+            LayerSpec::Attention(spec) => {
+                let parts: Vec<&LayerBlock> = blocks.iter().filter_map(|block| block[i].as_ref()).collect();
+                LayerCache::Attention(KvCache::from_blocks(spec, &parts, len))
+            }
+        };
+        Self { layers: specs.iter().enumerate().map(layer).collect(), len, round_start: None }
+    }
+
+    /// What each layer keeps of the block that ends at `end`; `None` for one that can't go on from there.
+    pub fn block(&self, end: usize) -> Vec<Option<LayerBlock>> {
+        let layer = |layer: &LayerCache| match layer {
+            LayerCache::Attention(kv) => kv.block(end),
+        };
+        self.layers.iter().map(layer).collect()
     }
 
     /// Tokens remembered.

@@ -131,6 +131,8 @@ pub(super) fn exp(x: f32) -> f32 {
     // x · log2(e) in two parts, so that large arguments keep their digits.
     const HIGH: f32 = std::f32::consts::LOG2_E;
     const LOW: f32 = 1.925_963_e-8;
+    // Infinities have no low part; `exp2` is at its ends by then.
+    let x = x.clamp(-88.0, 89.0);
     let high = x * HIGH;
     let low = x.mul_add(HIGH, -high) + x * LOW;
     exp2(high) * low.mul_add(std::f32::consts::LN_2, 1.0)
