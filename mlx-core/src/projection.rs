@@ -128,6 +128,11 @@ impl Projection {
         self.n_out
     }
 
+    /// Whether the weight is a copy in our kernels' layout.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.weight, Weight::Packed(_))
+    }
+
     pub fn nbytes(&self) -> usize {
         let weight = match &self.weight {
             Weight::Dense(w) => w.nbytes(),
