@@ -3,7 +3,7 @@
 
 pub mod acts;
 pub mod attention;
-mod buffer;
+pub(crate) mod buffer;
 pub mod isa;
 mod lanes;
 pub mod pack;
