@@ -168,6 +168,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Ctrl-C, or what service managers send.
 async fn stopped() {
+    signal().await;
+    tracing::info!("ending; once more ends at once");
+    tokio::spawn(async {
+        signal().await;
+        std::process::exit(INTERRUPTED);
+    });
+}
+
+/// What shells give a program that Ctrl-C ended.
+const INTERRUPTED: i32 = 130;
+
+async fn signal() {
     #[cfg(unix)]
     {
         let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());

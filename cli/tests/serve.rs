@@ -156,6 +156,8 @@ fn it_ends_when_asked_and_says_what_is_wrong() {
     let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr.contains("cannot listen on 127.0.0.1:"), "{stderr}");
+    let mut idle = server.open("GET", "/health", "");
+    idle.read_exact(&mut [0; 8]).unwrap();
     let status = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap();
     assert!(status.success());
     assert_eq!(server.child.wait().unwrap().code(), Some(0));

@@ -48,6 +48,7 @@ impl Output {
             tools: self.tools.iter().filter_map(name).collect(),
             state: if open { State::Reasoning } else { State::Content },
             held: String::new(),
+            seen: 0,
             trim: open,
             calls: 0,
         }
@@ -62,6 +63,8 @@ pub struct Splitter {
     state: State,
     /// Text that may yet become a tag, or is inside a call.
     held: String,
+    /// Bytes of it that hold no tag's beginning, so that a long call is looked through once.
+    seen: usize,
     /// Whether white space is dropped, as after a tag.
     trim: bool,
     calls: usize,
@@ -104,11 +107,15 @@ impl Splitter {
                 };
             }
             self.trim = true;
+            self.seen = 0;
         }
         let keep = match self.state {
             State::Call => self.held.len(),
             _ => self.tags().iter().map(|tag| overlap(&self.held, tag)).max().unwrap_or(0),
         };
+        if self.state == State::Call {
+            self.seen = self.held.len() - overlap(&self.held, CALLED);
+        }
         let rest = self.held.split_off(self.held.len() - keep);
         let text = mem::replace(&mut self.held, rest);
         self.text(&mut pieces, text);
@@ -142,7 +149,8 @@ impl Splitter {
 
     /// The first tag in the text.
     fn tag(&self) -> Option<(usize, &'static str)> {
-        let found = self.tags().iter().filter_map(|tag| Some((self.held.find(tag)?, *tag)));
+        let found =
+            self.tags().iter().filter_map(|tag| Some((self.seen + self.held[self.seen..].find(tag)?, *tag)));
         found.min_by_key(|(at, _)| *at)
     }
 

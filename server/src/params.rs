@@ -16,6 +16,9 @@ pub fn read(app: &App, fields: &Fields<'_>, least_tokens: i64) -> Result<Plan> {
     if MOST_STOPS < stop.len() {
         return Err(Problem::field("stop", format!("`stop` should have at most {MOST_STOPS} strings")));
     }
+    if fields.text("adapters")?.is_some() {
+        return Err(Problem::field("adapters", "`adapters` are not supported; leave it out"));
+    }
     let sampling = sampling(app, fields)?;
     Ok(Plan {
         n,

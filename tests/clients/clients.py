@@ -65,12 +65,12 @@ def check_openai():
 def check_anthropic():
     client = anthropic.Anthropic(base_url=URL, api_key="x", max_retries=0)
     model = client.models.list().data[0].id
-    message = client.messages.create(model=model, max_tokens=50, messages=ASK, temperature=0)
+    message = client.messages.create(model=model, max_tokens=50, messages=ASK)
     equal("message", message.content[0].text, SAID)
     equal("stop reason", message.stop_reason, "end_turn")
     count = client.messages.count_tokens(model=model, messages=ASK)
     equal("count", count.input_tokens, message.usage.input_tokens + message.usage.cache_read_input_tokens)
-    with client.messages.stream(model=model, max_tokens=50, messages=ASK, temperature=0) as stream:
+    with client.messages.stream(model=model, max_tokens=50, messages=ASK) as stream:
         equal("message stream", "".join(stream.text_stream), SAID)
         equal("final message", stream.get_final_message().usage.output_tokens, message.usage.output_tokens)
     try:

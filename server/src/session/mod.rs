@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::app::App;
-use crate::error::{Problem, Result};
+use crate::error::{Kind, Problem, Result};
 use crate::guard::Call;
 use crate::ids;
 use crate::metrics::Observation;
@@ -126,6 +126,9 @@ const REFUSAL: Duration = Duration::from_millis(50);
 impl Answers {
     /// Submits the plan. What can be refused is refused here, before anything is sent.
     pub async fn start(app: &Arc<App>, call: &Call, plan: Plan) -> Result<Self> {
+        if !app.model.engine.is_alive() {
+            return Err(Problem::new(Kind::Busy, "the engine has ended; restart the server"));
+        }
         let context = app.model.info.context_length;
         if let Some(long) = plan.prompts.iter().find(|prompt| context <= prompt.len()) {
             return Err(Problem::context(long.len(), context));

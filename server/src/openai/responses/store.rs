@@ -5,10 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
+/// Of all that is kept, as JSON.
+const MOST_BYTES: usize = 256 << 20;
+
 pub struct Stored {
     /// All items that led to the response, those of earlier responses included.
     pub input: Vec<Value>,
     pub response: Value,
+    bytes: usize,
 }
 
 /// Written by the tasks of any connection.
@@ -22,11 +26,13 @@ const MOST: usize = 256;
 
 impl Store {
     pub fn keep(&self, input: Vec<Value>, response: Value) {
+        let bytes =
+            response.to_string().len() + input.iter().map(|item| item.to_string().len()).sum::<usize>();
         let mut kept = self.locked();
-        if MOST <= kept.len() {
+        kept.push_back(Arc::new(Stored { input, response, bytes }));
+        while MOST < kept.len() || (1 < kept.len() && MOST_BYTES < kept.iter().map(|s| s.bytes).sum()) {
             kept.pop_front();
         }
-        kept.push_back(Arc::new(Stored { input, response }));
     }
 
     pub fn find(&self, id: &str) -> Option<Arc<Stored>> {
