@@ -216,7 +216,8 @@ impl Engine {
         for span in &plan.spans {
             self.scheduler.processed(span);
             if let Some(client) = self.clients.get(&span.id).filter(|c| c.generated == 0) {
-                client.send(Event::Prefill { done: span.range.end, total: client.prompt_tokens });
+                let (total, cached) = (client.prompt_tokens, client.cached_tokens.unwrap_or(0));
+                client.send(Event::Prefill { done: span.range.end, total, cached });
             }
             self.fork_from(span.id);
         }
