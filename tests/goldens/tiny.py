@@ -91,6 +91,13 @@ GEMMA3 = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": ...,
 }
+GEMMA3_4B = {
+    "query_pre_attn_scalar": 16,
+    "num_hidden_layers": 7,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
 GRANITE = {
     "logits_scaling": 3.0,
     "attention_multiplier": 0.2,
@@ -194,8 +201,12 @@ FAMILIES = {
     ),
     "qwen2": dense("qwen2", {"untied": {}, "tied": TIED}),
     "qwen3": dense("qwen3", {"untied": {}, "tied": TIED, "head_dim": {"head_dim": 24}}, max_position_embeddings=2048),
-    "gemma2": dense("gemma2", {"plain": {}}, query_pre_attn_scalar=24.0, tie_word_embeddings=...),
-    "gemma3_text": dense("gemma3_text", {"plain": {}, "scaled": {"rope_scaling": {"type": "linear", "factor": 8.0}}}, **GEMMA3),
+    "gemma2": dense("gemma2", {"plain": {}, "head_scalar": {"query_pre_attn_scalar": 16.0}}, query_pre_attn_scalar=24.0, tie_word_embeddings=...),
+    "gemma3_text": dense(
+        "gemma3_text",
+        {"plain": {}, "scaled": {"rope_scaling": {"type": "linear", "factor": 8.0}}, "head_scalar": GEMMA3_4B},
+        **GEMMA3,
+    ),
     "gemma3": (tower(DENSE | {"model_type": "gemma3_text"} | GEMMA3, model_type="gemma3"), {"plain": {}}),
     "smollm3": dense(
         "smollm3",

@@ -1,4 +1,4 @@
-//! Gemma: Llama with centred norms, scaled embeddings and a GELU gate. Paper: arXiv 2403.08295. Reference:
+//! Gemma: Llama with centred norms, scaled embeddings and an exact GELU gate. Paper: arXiv 2403.08295. Reference:
 //! `mlx_lm/models/gemma.py`.
 
 use super::base::{Base, missing};
@@ -13,7 +13,7 @@ pub fn load(c: &Base, w: Weights) -> Result<Decoder<PreNorm>> {
     let parts = Parts { tied: true, ..Parts::new(c, true, norm, attention) };
     let dim = c.hidden_size;
     let decoder = Decoder::load(&parts, w, |w, attention| {
-        let mlp = GatedMlp::load(&w.at("mlp"), dim, c.intermediate_size, false, Act::GeluTanh)?;
+        let mlp = GatedMlp::load(&w.at("mlp"), dim, c.intermediate_size, false, Act::Gelu)?;
         PreNorm::load(w, norm, dim, Attention::load(&w.at("self_attn"), attention)?, mlp)
     })?;
     Ok(Decoder { embed_scale: Some((dim as f32).sqrt()), ..decoder })

@@ -44,8 +44,8 @@ pub fn load(c: &Config, w: Weights) -> Result<Decoder<Layer>> {
     let parts = Parts { tied: false, ..Parts::new(base, false, norm, attention) };
     let dim = base.hidden_size;
     Decoder::load(&parts, w, |w, attention| {
-        if c.qk_layernorm {
-            // The checkpoint has a vector for each head.
+        if c.qk_layernorm && !w.at("self_attn").has("q_layernorm.weight") {
+            // A checkpoint has a vector for each head; a GGUF file has them as one.
             let w = w.at("self_attn");
             for (name, n) in names.into_iter().zip([attention.n_heads, attention.n_kv_heads]) {
                 w.stack(&format!("{name}.norms"), n, attention.head_dim, name)?;
