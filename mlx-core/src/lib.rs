@@ -9,6 +9,7 @@ mod ops;
 mod stream;
 
 pub mod attention;
+pub mod experts;
 pub mod fast;
 pub mod file;
 pub mod kernels;

@@ -11,7 +11,7 @@ use crate::kernels::cpu::matrix::Matrix;
 use crate::kernels::cpu::pack::{QMatrix, Scales};
 use crate::kernels::{self, Factor};
 use crate::quant::{self, QuantMode, QuantSpec};
-use crate::{Array, Dtype, Result, fast};
+use crate::{Array, Dtype, Error, Result, fast};
 
 /// Root mean square norm, arXiv 1910.07467: `x / rms(x) · weight`.
 #[derive(Clone)]
@@ -148,6 +148,14 @@ impl Projection {
             None => Weight::Quantized { words, scales, biases, spec },
         };
         Ok(Self { weight, bias, width, n_in, n_out })
+    }
+
+    /// The packed matrix as one expert's.
+    pub(crate) fn into_expert(self, bias: Option<Vec<f32>>) -> Result<kernels::Expert> {
+        match self.weight {
+            Weight::Packed(weight) => Ok(kernels::Expert { weight, bias }),
+            _ => Err(Error::Kernel("experts need a format that the CPU kernels have".into())),
+        }
     }
 
     pub fn n_in(&self) -> usize {

@@ -138,6 +138,27 @@ PHI3_LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 
+# Mixtures of experts.
+QWEN3_MOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+QWEN2_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 96,
+    "head_dim": ...,
+}
+GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 8, "num_hidden_layers": 4, "intermediate_size": 64}
+MXFP4_EXPERTS = {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    | {path: False for i in range(4) for path in [f"model.layers.{i}.self_attn.{p}_proj" for p in "qkvo"] + [f"model.layers.{i}.mlp.router"]}
+    | {"model.embed_tokens": False, "lm_head": False}}
+
 FAMILIES = {
     "llama": (
         LLAMA,
@@ -268,6 +289,15 @@ FAMILIES = {
         },
     ),
     "qwen3_vl": (tower(DENSE | {"model_type": "qwen3_vl_text"}, model_type="qwen3_vl"), {"nested": {}}),
+    "qwen3_moe": dense(
+        "qwen3_moe",
+        {"every_layer": {}, "some_layers": {"decoder_sparse_step": 2}, "listed": {"mlp_only_layers": [0]}, "raw": {"norm_topk_prob": False}, "tied": TIED},
+        **QWEN3_MOE,
+    ),
+    "qwen2_moe": dense("qwen2_moe", {"shared": {}}, **QWEN2_MOE),
+    "mixtral": dense("mixtral", {"untied": {}, "tied": TIED}, num_local_experts=6, num_experts_per_tok=2, head_dim=...),
+    "olmoe": dense("olmoe", {"plain": {}, "normed": {"norm_topk_prob": True}, "bias": {"mlp_bias": True, "attention_bias": True}}, num_experts=6, num_experts_per_tok=3, intermediate_size=32),
+    "gpt_oss": dense("gpt_oss", {"plain": {}, "yarn": YARN, "listed": {"layer_types": ["full_attention", "sliding_attention"] * 2}, "mxfp4": MXFP4_EXPERTS}, **GPT_OSS),
     "granite": dense(
         "granite",
         {"untied": {}, "tied": TIED, "biases": {"attention_bias": True, "mlp_bias": True}},

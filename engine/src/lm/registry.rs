@@ -36,6 +36,7 @@ const MODELS: &[(&str, Build)] = &[
     ("glm", |c, w| boxed(glm::load(&parse(c)?, w))),
     ("glm4", |c, w| boxed(glm4::load(&parse(c)?, w))),
     ("gpt2", |c, w| boxed(gpt2::load(&parse(c)?, w))),
+    ("gpt_oss", |c, w| boxed(gpt_oss::load(&parse(c)?, w))),
     ("gpt_neox", |c, w| boxed(gpt_neox::load(&parse(c)?, w))),
     ("granite", |c, w| boxed(granite::load(&parse(c)?, w))),
     ("helium", |c, w| boxed(helium::load(&parse(c)?, w))),
@@ -46,15 +47,19 @@ const MODELS: &[(&str, Build)] = &[
     ("minicpm", |c, w| boxed(minicpm::load(&parse(c)?, w))),
     ("ministral3", |c, w| boxed(ministral3::load(&parse(c)?, w))),
     ("mistral3", mistral3),
+    ("mixtral", |c, w| boxed(mixtral::load(&parse(c)?, w))),
     ("nemotron", |c, w| boxed(nemotron::load(&parse(c)?, w))),
     ("olmo2", |c, w| boxed(olmo2::load(&parse(c)?, w))),
     ("olmo3", |c, w| boxed(olmo2::load_olmo3(&parse(c)?, w))),
+    ("olmoe", |c, w| boxed(olmoe::load(&parse(c)?, w))),
     ("phi", |c, w| boxed(phi::load(&parse(c)?, w))),
     ("phi3", |c, w| boxed(phi3::load(&parse(c)?, w))),
     ("qwen2", |c, w| boxed(qwen2::load(&parse(c)?, w))),
+    ("qwen2_moe", |c, w| boxed(qwen2_moe::load(&parse(c)?, w))),
     ("qwen2_vl", qwen2_vl),
     ("qwen2_5_vl", qwen2_vl),
     ("qwen3", |c, w| boxed(qwen3::load(&parse(c)?, w))),
+    ("qwen3_moe", |c, w| boxed(qwen3_moe::load(&parse(c)?, w))),
     ("qwen3_vl", |c, w| {
         let (text, w) = multimodal::text_part(c, json!({}), w)?;
         boxed(qwen3::load(&parse(&text)?, w))

@@ -4,6 +4,7 @@
 //! either understood whole or refused. Dense or quantized is decided here, from what the checkpoint holds.
 
 pub mod checkpoint;
+mod experts;
 pub mod gguf;
 mod quant;
 mod tensor;
@@ -50,6 +51,10 @@ fn copied<'a>(projection: &Projection, tensors: impl IntoIterator<Item = &'a Ten
     if projection.is_packed() {
         tensors.into_iter().for_each(Tensor::forget);
     }
+}
+
+fn checkpoint_error(name: &str) -> LoadError {
+    LoadError::Config(format!("`{name}`: its experts have different shapes or types"))
 }
 
 /// The first few names.
@@ -119,6 +124,17 @@ impl Weights {
         self
     }
 
+    /// Puts others in the place of the tensors that `f` has an answer for.
+    pub fn replaced(self, f: impl Fn(&str, &Tensor) -> Option<Vec<(String, Tensor)>>) -> Self {
+        let tensors = self.store.tensors.take();
+        let replaced = tensors.into_iter().flat_map(|(name, tensor)| match f(&name, &tensor) {
+            Some(others) => others,
+            None => vec![(name, tensor)],
+        });
+        self.store.tensors.replace(replaced.collect());
+        self
+    }
+
     /// The stored tensor, whose shape must be `shape`.
     fn take(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let name = self.join(name);
@@ -156,10 +172,7 @@ impl Weights {
             copied(&projection, [&weight]);
             return Ok(projection);
         }
-        let shape = |name: &str| {
-            self.store.tensors.borrow().get(&self.join(name)).map(|t| (t.shape.clone(), t.dtype))
-        };
-        let spec = self.store.quantization.spec(&self.path, n_in, shape("weight"), shape("scales"))?;
+        let spec = self.stored_spec(n_in)?;
         let groups = [n_out, n_in / spec.group_size as usize];
         let words = self.take("weight", &[n_out, n_in * spec.bits as usize / 32])?;
         let scales = self.take("scales", &groups)?;
@@ -172,6 +185,21 @@ impl Weights {
             Projection::quantized(words.to_array(), scales.to_array(), biases_array, spec, bias, width)?;
         copied(&projection, [&words, &scales].into_iter().chain(&biases));
         Ok(projection)
+    }
+
+    /// How the weight here is quantized.
+    fn stored_spec(&self, n_in: usize) -> Result<mlx_core::quant::QuantSpec> {
+        // Stacked experts are matrices behind one more axis.
+        let matrix = |mut shape: Vec<usize>| shape.split_off(shape.len().saturating_sub(2));
+        let shape = |name: &str| {
+            self.store.tensors.borrow().get(&self.join(name)).map(|t| (matrix(t.shape.clone()), t.dtype))
+        };
+        self.store.quantization.spec(&self.path, n_in, shape("weight"), shape("scales"))
+    }
+
+    /// Digits of an activation in the CPU kernels.
+    pub fn width(&self) -> Width {
+        self.store.preparation.width
     }
 
     pub fn linear(&self, name: &str, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {

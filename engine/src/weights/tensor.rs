@@ -67,6 +67,41 @@ impl Tensor {
         Self::owned(ranges.iter().flat_map(rows).copied().collect(), shape, self.dtype)
     }
 
+    /// Tensors of one shape and type along a new first axis; `None` if they differ.
+    pub fn stacked(parts: &[Self]) -> Option<Self> {
+        let first = parts.first()?;
+        let mut bytes = Vec::with_capacity(parts.len() * first.bytes().len());
+        for part in parts {
+            if part.shape != first.shape || part.dtype != first.dtype {
+                return None;
+            }
+            bytes.extend_from_slice(part.bytes());
+            part.forget();
+        }
+        let shape = [&[parts.len()][..], &first.shape].concat();
+        Some(Self::owned(bytes, shape, first.dtype))
+    }
+
+    /// Every `step`-th entry from `first` on, along `axis`.
+    pub fn every(&self, first: usize, step: usize, axis: usize) -> Self {
+        let inner: usize = self.shape[axis + 1..].iter().product::<usize>() * self.dtype.size();
+        let n = self.shape[axis];
+        let rows = self.bytes().chunks_exact(inner.max(1)).enumerate();
+        let bytes = rows.filter(|(i, _)| i % n % step == first).flat_map(|(_, row)| row).copied().collect();
+        let mut shape = self.shape.clone();
+        shape[axis] = (n + step - 1 - first) / step;
+        Self::owned(bytes, shape, self.dtype)
+    }
+
+    /// The same bytes, as another shape and type of the same size.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn viewed(&self, shape: Vec<usize>, dtype: Dtype) -> Self {
+        assert_eq!(self.bytes().len(), shape.iter().product::<usize>() * dtype.size());
+        Self { shape, dtype, bytes: self.bytes.clone() }
+    }
+
     /// A matrix with its axes swapped.
     pub fn transposed(&self) -> Self {
         let (rows, cols, size) = (self.shape[0], self.shape[1], self.dtype.size());

@@ -1,6 +1,7 @@
 //! Our own kernels for the CPU, where MLX's are slow, as ops that evaluate like any other.
 
 pub mod cpu;
+mod experts;
 mod project;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use std::sync::Mutex;
 use crate::Device;
 
 pub use cpu::pool::set_threads;
+pub(crate) use experts::{Expert, ExpertsCall, experts};
 pub(crate) use project::{Factor, glu, layer_norm, pick, project, rms_norm, rows};
 
 /// Whether ops of this thread run our kernels.

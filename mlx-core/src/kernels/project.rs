@@ -37,7 +37,7 @@ struct Scratch {
 
 /// An input as the kernels of its matrices take it.
 #[derive(Default)]
-struct Prepared {
+pub(super) struct Prepared {
     acts: Acts,
     rows: Rows,
 }
@@ -211,7 +211,7 @@ pub(crate) fn pick(x: &Array) -> [Array; 2] {
 }
 
 /// All products of one input; matrices of one group size share its quantized form, dense ones its rows.
-fn multiply<W: AsRef<Matrix>>(
+pub(super) fn multiply<W: AsRef<Matrix>>(
     inputs: &mut Prepared,
     width: Width,
     x: &[f32],
@@ -267,7 +267,7 @@ fn finish(y: &mut [f32], bias: Option<&View>, residual: Option<&View>, m: usize)
 }
 
 /// Calls `f` with each of `m` equal parts of `out`, on all cores if they are many.
-fn by_row(out: &mut [f32], m: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn by_row(out: &mut [f32], m: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     struct Base(*mut f32);
     // SAFETY: tasks write disjoint rows.
     unsafe impl Sync for Base {}

@@ -27,6 +27,8 @@ pub struct AttentionConfig {
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
     pub qk_norm: Option<QkNorm>,
+    /// Whether the checkpoint has `sinks`, a logit for each head.
+    pub sinks: bool,
 }
 
 /// Norms of q and k, before they are rotated.
@@ -66,6 +68,7 @@ impl AttentionConfig {
             window: None,
             softcap: None,
             qk_norm: None,
+            sinks: false,
         }
     }
 
@@ -117,7 +120,7 @@ impl Attention {
                 softcap: c.softcap,
                 rope: c.rope,
                 qk_norm: head_norm,
-                sinks: None,
+                sinks: c.sinks.then(|| w.array("sinks", &[c.n_heads])).transpose()?,
             },
         })
     }

@@ -3,6 +3,7 @@
 mod attention;
 mod linear;
 mod mlp;
+mod moe;
 mod norm;
 pub mod rope;
 
@@ -10,4 +11,5 @@ pub use attention::{Attention, AttentionConfig, QkNorm, QkNormKind};
 pub use linear::{Embedding, Linear};
 pub use mlp::{FeedForward, GatedMlp, PlainMlp, PlainMlpConfig, relu_squared};
 pub use mlx_core::projection::{Act, LayerNorm, RmsNorm};
+pub use moe::{Moe, MoeConfig};
 pub use norm::{Norm, NormConfig};

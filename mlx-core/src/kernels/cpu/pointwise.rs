@@ -61,6 +61,16 @@ multiversion! {
 }
 
 multiversion! {
+    /// `gate = g · sigmoid(alpha · g) · (u + 1)`, with `g = min(gate, limit)` and `u` in `±limit`.
+    pub fn clamped_swiglu(isa; alpha: f32, limit: f32, up: &[f32], gate: &mut [f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            let x = if *g > limit { limit } else { *g };
+            *g = x / (1.0 + exp(-alpha * x)) * (u.clamp(-limit, limit) + 1.0);
+        }
+    }
+}
+
+multiversion! {
     /// `out = act(gate) · up`; `out` may start as anything.
     pub fn glu(isa; act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
         match act {
