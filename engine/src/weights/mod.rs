@@ -190,6 +190,10 @@ impl Weights {
     /// Replaces the matrix `name`, and all that belongs to it, by `parts`: each one's name and its rows in each of
     /// `repeats` equal groups of the whole's rows.
     pub fn split(&self, name: &str, parts: &[(&str, usize)], repeats: usize) -> Result<()> {
+        let whole = self.at(name);
+        if !whole.has("weight") {
+            return Err(LoadError::Missing { name: whole.join("weight") });
+        }
         let group: usize = parts.iter().map(|(_, n)| n).sum();
         for kind in ["weight", "scales", "biases", "bias"] {
             let name = self.at(name).join(kind);

@@ -12,6 +12,7 @@ pub mod exaone4;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3_text;
+pub mod gemma4_text;
 pub mod glm;
 pub mod glm4;
 pub mod gpt2;

@@ -5,9 +5,11 @@ mod linear;
 mod mlp;
 mod norm;
 pub mod rope;
+mod shared_attention;
 
 pub use attention::{Attention, AttentionConfig, QkNorm, QkNormKind};
 pub use linear::{Embedding, Linear};
 pub use mlp::{FeedForward, GatedMlp, PlainMlp, PlainMlpConfig, relu_squared};
 pub use mlx_core::projection::{Act, LayerNorm, RmsNorm};
 pub use norm::{Norm, NormConfig};
+pub use shared_attention::{KeysValues, SharedAttention, SharedAttentionConfig};
