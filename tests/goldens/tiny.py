@@ -372,6 +372,15 @@ FAMILIES = {
         ),
         {"plain": {}},
     ),
+    "hunyuan_v1_dense": dense(
+        "hunyuan_v1_dense",
+        {
+            "untied": {},
+            "tied": TIED,
+            "no_qk_norm": {"use_qk_norm": False, "attention_bias": True},
+            "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+        },
+    ),
 }
 
 

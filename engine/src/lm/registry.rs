@@ -42,6 +42,7 @@ const MODELS: &[(&str, Build)] = &[
     ("gpt_neox", |c, w| boxed(gpt_neox::load(&parse(c)?, w))),
     ("granite", |c, w| boxed(granite::load(&parse(c)?, w))),
     ("helium", |c, w| boxed(helium::load(&parse(c)?, w))),
+    ("hunyuan_v1_dense", |c, w| boxed(hunyuan_v1_dense::load(&parse(c)?, w))),
     ("internlm2", |c, w| boxed(internlm2::load(&parse(c)?, w))),
     ("internlm3", |c, w| boxed(internlm3::load(&parse(c)?, w))),
     ("llava", mistral3),

@@ -19,6 +19,7 @@ pub mod gpt2;
 pub mod gpt_neox;
 pub mod granite;
 pub mod helium;
+pub mod hunyuan_v1_dense;
 pub mod internlm2;
 pub mod internlm3;
 pub mod llama;
