@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
-use mlx_core::kernels::cpu::attention::{Layer, Span, Storage, attend};
+use mlx_core::kernels::cpu::attention::{Layer, Span, Storage, TILE, attend};
 use mlx_core::kernels::cpu::isa::Isa;
 
 const LAYER: Layer = Layer {
@@ -28,7 +28,8 @@ fn wave(n: usize) -> Vec<f32> {
 /// `tokens` new positions after `past` ones.
 fn bench<T: Storage>(c: &mut Criterion, name: &str, past: usize, tokens: usize) {
     let (heads, kv_heads, d) = (LAYER.n_heads, LAYER.n_kv_heads, LAYER.head_dim);
-    let stored: Vec<T> = wave(kv_heads * (past + tokens) * d).into_iter().map(T::narrow).collect();
+    let stored: Vec<T> =
+        wave(kv_heads * (past + tokens).next_multiple_of(TILE) * d).into_iter().map(T::narrow).collect();
     let (mut k, mut v) = (stored.clone(), stored);
     let (mut q, mut new, value) =
         (wave(tokens * heads * d), wave(tokens * kv_heads * d), wave(tokens * kv_heads * d));

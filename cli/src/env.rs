@@ -20,6 +20,11 @@ pub fn hub_settings() -> HubSettings {
     }
 }
 
+/// `FORERUN_API_KEY`.
+pub fn api_key() -> Option<String> {
+    text("FORERUN_API_KEY")
+}
+
 /// Forerun's own cache, the one that the build uses too.
 fn cache() -> PathBuf {
     if let Some(path) = path("FORERUN_CACHE_DIR") {

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use clap::{ArgAction, ValueEnum};
-use engine::hub::{self, DEFAULT_MODEL, ModelFiles};
+use clap::ArgAction;
+use engine::hub::DEFAULT_MODEL;
 use engine::protocol::{Event, Finish, FinishReason, Request, SamplingParams, TokenId};
 use engine::text::ChatInput;
 use engine::{LoadOptions, Loaded};
 use mlx_core::Dtype;
-use mlx_core::projection::Width;
 use serde_json::{Map, Value, json};
 
-use crate::{env, progress};
+use crate::common;
+use crate::common::{DtypeArg, WidthArg};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -117,20 +117,6 @@ struct Later {
     image: Vec<String>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum WidthArg {
-    A8,
-    A16,
-    A24,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum DtypeArg {
-    Float32,
-    Float16,
-    Bfloat16,
-}
-
 /// argparse's habit in mlx-lm: everything is true but `false` and `f`.
 fn str2bool(text: &str) -> Result<bool, std::convert::Infallible> {
     Ok(!matches!(text.to_lowercase().as_str(), "false" | "f"))
@@ -177,38 +163,12 @@ fn interruptible() -> Result<Arc<AtomicBool>> {
 }
 
 fn load(args: &Args) -> Result<Loaded> {
-    let files = find(&args.model)?;
+    let files = common::find(&args.model)?;
     let mut options =
         LoadOptions { width: args.width.into(), dtype: args.dtype.map(Dtype::from), ..Default::default() };
     ensure!(0 < args.prefill_step_size, "--prefill-step-size should be at least 1");
     options.engine.limits.step_tokens = args.prefill_step_size;
-    let bar = progress::load();
-    let report = {
-        let bar = bar.clone();
-        move |done: usize, total: usize| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        }
-    };
-    let loaded = engine::load(&files, &options, Arc::new(report));
-    bar.finish_and_clear();
-    loaded.with_context(|| format!("cannot load {}", args.model))
-}
-
-fn find(name: &str) -> Result<ModelFiles> {
-    let mut bar: Option<(String, indicatif::ProgressBar)> = None;
-    let files = hub::resolve(name, &env::hub_settings(), &mut |p| {
-        if bar.as_ref().is_none_or(|(file, _)| *file != p.file) {
-            bar = Some((p.file.clone(), progress::download(&p.file, p.total)));
-        }
-        if let Some((_, bar)) = &bar {
-            bar.set_position(p.done);
-        }
-    });
-    if let Some((_, bar)) = bar {
-        bar.finish_and_clear();
-    }
-    Ok(files?)
+    common::load(&args.model, &files, &options)
 }
 
 /// Streams the answer. `None` if Ctrl-C came before the first token.
@@ -415,26 +375,6 @@ impl Output {
                 false => Ok(()),
             });
         Ok(written?)
-    }
-}
-
-impl From<WidthArg> for Width {
-    fn from(arg: WidthArg) -> Self {
-        match arg {
-            WidthArg::A8 => Self::A8,
-            WidthArg::A16 => Self::A16,
-            WidthArg::A24 => Self::A24,
-        }
-    }
-}
-
-impl From<DtypeArg> for Dtype {
-    fn from(arg: DtypeArg) -> Self {
-        match arg {
-            DtypeArg::Float32 => Self::Float32,
-            DtypeArg::Float16 => Self::Float16,
-            DtypeArg::Bfloat16 => Self::Bfloat16,
-        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! `forerun`: argv and environment become values here, and errors become exit codes.
 
+mod common;
 mod env;
 mod generate;
 mod progress;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,8 @@ struct Cli {
 enum Command {
     /// Answer one prompt and print how fast it went.
     Generate(Box<generate::Args>),
+    /// Serve the OpenAI, Anthropic and Ollama APIs over HTTP.
+    Serve(Box<serve::Args>),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     }
     let outcome = match cli.command {
         Some(Command::Generate(args)) => generate::run(*args),
+        Some(Command::Serve(args)) => serve::run(*args),
         None => Err(anyhow::anyhow!("no command given; see `forerun --help`")),
     };
     outcome.unwrap_or_else(|err| {

@@ -154,7 +154,13 @@ fn start(
     };
     let identity = format!("{identity} {requested:?} {width:?} MLX {}", mlx_core::versions().0);
     let facts = move |_: &usize| ModelFacts { context_length, identity };
-    let started = EngineHandle::spawn(options.engine.clone(), build, facts);
+    // On the CPU activations are float32; halves hold keys and values as well, and are read in half the time.
+    let cpu = Device::default_device() == Device::Cpu;
+    let engine = EngineOptions {
+        kv_dtype: options.engine.kv_dtype.or(cpu.then_some(Dtype::Float16)),
+        ..options.engine.clone()
+    };
+    let started = EngineHandle::spawn(engine, build, facts);
     let (tokenizer, templates) = text.join().expect("reading a tokenizer does not panic")?;
     let (engine, vocab_size) = started?;
     Ok(Loaded {

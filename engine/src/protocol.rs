@@ -138,6 +138,8 @@ pub enum Event {
     Prefill {
         done: usize,
         total: usize,
+        /// Of these, tokens that came from a prefix cache.
+        cached: usize,
     },
     Token {
         id: TokenId,

@@ -12,8 +12,11 @@ use crate::{Array, Device, Dtype};
 
 mod cpu;
 
+pub use crate::kernels::cpu::attention::TILE;
+
 /// Keys `[Hkv, capacity, D]` and values `[Hkv, capacity, Dv]` of one layer of one sequence. Index 0 holds
-/// absolute position `start`; what lies past the sequence's length is not defined.
+/// absolute position `start`; what lies past the sequence's length is not defined. On the CPU keys lie in tiles
+/// of [`TILE`] positions, each transposed: buffers begin, end and are cut at multiples of it, on any device.
 #[derive(Clone)]
 pub struct KvBuffer {
     pub k: Array,

@@ -15,7 +15,7 @@ fn chosen(case: &Case) -> Vec<String> {
 /// The matrix that a tensor belongs to. Of a fused matrix that lacks its scales the parts are named.
 fn stem(name: &str) -> &str {
     let path = name.rsplit_once('.').map_or(name, |(path, _)| path);
-    match name.ends_with(".biases") || name.ends_with(".scales") {
+    match name.ends_with(".scales") {
         true => path.rsplit_once('.').map_or(path, |(path, _)| path),
         false => path.split_once(".norms.").map_or(path, |(path, _)| path),
     }

@@ -117,7 +117,7 @@ fn check(
     let folder = tempfile::tempdir().unwrap();
     let disk = DiskOptions { folder: folder.path().to_owned(), max_bytes: 1 << 30 };
     let prefix = PrefixOptions { ram_bytes: 1 << 28, disk: Some(disk) };
-    let options = EngineOptions { limits, prefix };
+    let options = EngineOptions { limits, prefix, kv_dtype: None };
     let tokens = |answers: &[Answer]| answers.iter().map(|a| a.tokens.clone()).collect::<Vec<_>>();
     let start = |options: &EngineOptions| engine(case, options.clone());
 

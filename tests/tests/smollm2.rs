@@ -20,8 +20,8 @@ struct Answer {
     logprob: Vec<f32>,
 }
 
-/// What 16-bit activations may move a log-probability by, beside mlx-lm's float32.
-const TOLERANCE: f32 = 5e-3;
+/// What 16-bit activations, keys and values may move a log-probability by, beside mlx-lm's float32.
+const TOLERANCE: f32 = 1e-2;
 
 #[test]
 fn the_default_model_answers_as_in_mlx_lm() {

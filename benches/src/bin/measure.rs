@@ -51,7 +51,7 @@ fn measure(args: &[String]) -> Result<f64, String> {
     }
     let engine = || load(model).map_err(|err| err.to_string());
     match name {
-        "decode" => decode(&engine()?, 1, n, if 1024 <= n { 32 } else { 128 }),
+        "decode" => decode(&engine()?, 1, n, if 1024 <= n { 300 } else { 128 }),
         "rows" => decode(&engine()?, n, 32, 64),
         "prefill" => prefill(&engine()?, n),
         "verify" => verify(model, n).map_err(|err| err.to_string()),

@@ -19,6 +19,7 @@ pub struct Executor {
     lm: Box<dyn CausalLm>,
     live: HashMap<SeqId, Live>,
     prefix: Option<Prefix>,
+    kv_dtype: Option<Dtype>,
     masks: Masks,
 }
 
@@ -57,8 +58,8 @@ enum DrawRows {
 pub type Drawn = (SeqId, Result<Draw, String>);
 
 impl Executor {
-    pub fn new(lm: Box<dyn CausalLm>, prefix: Option<Prefix>) -> Self {
-        Self { lm, live: HashMap::new(), prefix, masks: Masks::new() }
+    pub fn new(lm: Box<dyn CausalLm>, prefix: Option<Prefix>, kv_dtype: Option<Dtype>) -> Self {
+        Self { lm, live: HashMap::new(), prefix, kv_dtype, masks: Masks::new() }
     }
 
     pub fn add(&mut self, id: SeqId, wishes: Wishes) {
@@ -73,7 +74,7 @@ impl Executor {
             return sequence.computed;
         }
         let known = self.prefix.as_mut().and_then(|p| p.longest(self.lm.layers(), &sequence.tokens));
-        let cache = known.unwrap_or_else(|| SeqCache::new(self.lm.layers()));
+        let cache = known.unwrap_or_else(|| SeqCache::stored_as(self.lm.layers(), self.kv_dtype));
         let computed = cache.len();
         live.cache = Some(cache);
         computed

@@ -154,6 +154,26 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
 /// Tokens that a window may hold before it is cut.
 const KEEP: usize = 32;
 
+/// What one token adds to a text, apart from its neighbours.
+pub(super) fn token_bytes(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
+    let token = tokenizer.token(id).unwrap_or_default();
+    if tokenizer.is_added(id) {
+        return token.into_bytes();
+    }
+    match *tokenizer.scheme() {
+        Scheme::ByteLevel => {
+            let mut bytes = Vec::new();
+            byte_level(&token, &mut bytes);
+            bytes
+        }
+        Scheme::ByteFallback { .. } => match byte_piece(&token) {
+            Some(byte) => vec![byte],
+            None => token.replace('▁', " ").into_bytes(),
+        },
+        Scheme::Other => tokenizer.decode_whole(&[id]).into_bytes(),
+    }
+}
+
 fn byte_piece(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?

@@ -102,6 +102,11 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The bytes that a token stands for, which need not be whole characters.
+    pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
+        super::detokenize::token_bytes(self, id)
+    }
+
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }

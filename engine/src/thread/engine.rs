@@ -33,14 +33,16 @@ impl Engine {
         facts: &ModelFacts,
         stats: SharedStats,
     ) -> Self {
-        let item = lm.embed(&Array::from_slice(&[0u32], &[1])).dtype().size();
+        let activations = lm.embed(&Array::from_slice(&[0u32], &[1])).dtype();
+        let item = options.kv_dtype.unwrap_or(activations).size();
         let cost = cost(lm.layers(), item);
-        let prefix = Prefix::new(&options.prefix, &format!("{} {:?}", facts.identity, lm.layers()));
+        let identity = format!("{} {:?} {:?}", facts.identity, options.kv_dtype, lm.layers());
+        let prefix = Prefix::new(&options.prefix, &identity);
         let checkpoints = prefix.is_some() && lm.layers().iter().any(|spec| spec.growth().per_token == 0);
         let limits = Limits { checkpoints, ..options.limits };
         Self {
             scheduler: Scheduler::new(limits, cost),
-            executor: Executor::new(lm, prefix),
+            executor: Executor::new(lm, prefix, options.kv_dtype),
             clients: HashMap::new(),
             context_length: facts.context_length,
             next_id: 0,
@@ -214,7 +216,8 @@ impl Engine {
         for span in &plan.spans {
             self.scheduler.processed(span);
             if let Some(client) = self.clients.get(&span.id).filter(|c| c.generated == 0) {
-                client.send(Event::Prefill { done: span.range.end, total: client.prompt_tokens });
+                let (total, cached) = (client.prompt_tokens, client.cached_tokens.unwrap_or(0));
+                client.send(Event::Prefill { done: span.range.end, total, cached });
             }
             self.fork_from(span.id);
         }

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mlx_core::Dtype;
+
 use crate::lm::CausalLm;
 use crate::prefix::{PrefixOptions, PrefixStats};
 use crate::protocol::{Event, Failure, Request};
@@ -19,6 +21,8 @@ use engine::Engine;
 pub struct EngineOptions {
     pub limits: Limits,
     pub prefix: PrefixOptions,
+    /// What keys and values are stored in; `None` takes the activations' type.
+    pub kv_dtype: Option<Dtype>,
 }
 
 /// What a load gives beside the model, for the engine to know.

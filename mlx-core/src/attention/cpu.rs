@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use super::{AttentionSpec, DynamicNtk, KvBuffer, Rope, Row};
 use crate::kernels::cpu::attention::{self as kernel, Layer, Norm, Span, Storage, Turn};
+use crate::kernels::cpu::buffer::onto_huge_pages;
 use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::rope::Table;
 use crate::{Array, Element, Output, View, ViewMut, custom};
@@ -66,6 +67,9 @@ fn check(q: &Array, k: &Array, v: &Array, rows: &[Row], s: &AttentionSpec, n: i3
         }
     }
 }
+
+/// Tokens to a look at where the buffers lie.
+const LONG: usize = 1024;
 
 /// What the op keeps: no arrays, since it runs on MLX's own thread.
 struct Call {
@@ -128,7 +132,13 @@ impl Call {
         let mut spans: Vec<Span<T>> = spans
             .map(|(kv, &[tokens, position, start])| {
                 let [k, v] = kv else { unreachable!("chunks of two") };
-                Span { tokens, position, start, k: k.as_mut_slice(), v: v.as_mut_slice() }
+                let (k, v) = (k.as_mut_slice(), v.as_mut_slice());
+                // Seldom, since it is a call into the system, and where it costs little beside the work.
+                if position / LONG < (position + tokens) / LONG {
+                    onto_huge_pages(k);
+                    onto_huge_pages(v);
+                }
+                Span { tokens, position, start, k, v }
             })
             .collect();
         let mut run = |out: &mut [f32]| {
@@ -149,9 +159,7 @@ impl Call {
 
 fn floats<'a>(view: &'a View) -> Cow<'a, [f32]> {
     fn wide<T: Storage>(x: &[T]) -> Vec<f32> {
-        let mut out = vec![0.0; x.len()];
-        T::widen(x, &mut out);
-        out
+        x.iter().map(|x| x.widen()).collect()
     }
     if view.is::<f32>() {
         Cow::Borrowed(view.as_slice())

@@ -4,7 +4,7 @@
 //! layout, so that one token and many are written alike, and a round can be undone until it ends.
 
 use super::{BLOCK, LayerBlock};
-use mlx_core::attention::KvBuffer;
+use mlx_core::attention::{KvBuffer, TILE};
 use mlx_core::{Array, Dtype};
 
 /// Buffers grow by at least this many positions.
@@ -22,12 +22,14 @@ pub struct KvSpec {
 #[derive(Clone)]
 pub struct KvCache {
     spec: KvSpec,
+    /// What keys and values are stored in; `None` takes the activations' type.
+    dtype: Option<Dtype>,
     buffer: Option<KvBuffer>,
 }
 
 impl KvCache {
-    pub fn new(spec: KvSpec) -> Self {
-        Self { spec, buffer: None }
+    pub fn new(spec: KvSpec, dtype: Option<Dtype>) -> Self {
+        Self { spec, dtype, buffer: None }
     }
 
     /// Keys and values of the last positions before `end` that a later query may see, at most a block of them, as
@@ -45,7 +47,8 @@ impl KvCache {
 
     /// A cache of `len` tokens whose last blocks are `blocks`.
     pub fn from_blocks(spec: KvSpec, blocks: &[&LayerBlock], len: usize) -> Self {
-        let cache = Self::new(spec);
+        let dtype = blocks.last().map(|block| block[0].dtype());
+        let cache = Self::new(spec, dtype);
         let wanted = len - cache.first_visible(len);
         let n = wanted.div_ceil(cache.per_block()).min(blocks.len());
         let start = len - n * cache.per_block();
@@ -56,12 +59,12 @@ impl KvCache {
             Array::concat(&blocks.iter().map(|b| &b[i]).chain([&room]).collect::<Vec<_>>(), 1)
         };
         let buffer = KvBuffer { k: join(0), v: join(1), start: start as i32 };
-        Self { spec, buffer: Some(buffer) }
+        Self { spec, dtype, buffer: Some(buffer) }
     }
 
-    /// Positions of a block that a query after it can see.
+    /// Positions of a block that a query after it can see, in whole tiles.
     fn per_block(&self) -> usize {
-        self.spec.window.map_or(BLOCK, |w| BLOCK.min(w.max(2) - 1))
+        self.spec.window.map_or(BLOCK, |w| BLOCK.min((w.max(2) - 1).next_multiple_of(TILE)))
     }
 
     pub fn arrays(&self) -> impl Iterator<Item = &Array> + use<'_> {
@@ -83,7 +86,8 @@ impl KvCache {
     /// at `rollback_len` or later sees stays. The buffer must be [restored](Self::restore): while it is
     /// out it has one owner, so that MLX writes it in place.
     pub fn lend(&mut self, len: usize, rollback_len: usize, n: usize, dtype: Dtype) -> KvBuffer {
-        let keep_from = self.first_visible(rollback_len);
+        let keep_from = self.first_visible(rollback_len) / TILE * TILE;
+        let dtype = self.dtype.unwrap_or(dtype);
         match self.buffer.take() {
             None => self.allocate(keep_from, STEP.max(n.next_multiple_of(STEP)), dtype),
             Some(buffer) => {
@@ -107,7 +111,7 @@ impl KvCache {
         let capacity = (len - from + n + spare).next_multiple_of(STEP);
         let new = self.allocate(from, capacity, buffer.k.dtype());
         let start = buffer.start as usize;
-        let old = (from - start) as i32..(len - start) as i32;
+        let old = (from - start) as i32..(len - start).next_multiple_of(TILE) as i32;
         let copy = |to: Array, x: &Array| match old.is_empty() {
             true => to,
             false => to.slice_update(&x.slice(1, old.clone()), &[0, 0, 0]),

@@ -11,7 +11,7 @@ mod kv;
 
 use std::ops::{Deref, DerefMut};
 
-use mlx_core::Array;
+use mlx_core::{Array, Dtype};
 
 pub use kv::{KvCache, KvSpec};
 
@@ -73,8 +73,13 @@ pub struct SeqCache {
 
 impl SeqCache {
     pub fn new(specs: &[LayerSpec]) -> Self {
+        Self::stored_as(specs, None)
+    }
+
+    /// With keys and values stored in `kv`, instead of the type of the activations.
+    pub fn stored_as(specs: &[LayerSpec], kv: Option<Dtype>) -> Self {
         let layer = |spec: &LayerSpec| match *spec {
-            LayerSpec::Attention(spec) => LayerCache::Attention(KvCache::new(spec)),
+            LayerSpec::Attention(spec) => LayerCache::Attention(KvCache::new(spec, kv)),
         };
         Self { layers: specs.iter().map(layer).collect(), len: 0, round_start: None }
     }

@@ -41,6 +41,25 @@ impl Block {
     }
 }
 
+/// Moves large memory that somebody else allocated to huge pages, where the system can: the pages around it as
+/// well, since one layer's buffer is often smaller than a huge page, and its neighbours are other layers'.
+pub(crate) fn onto_huge_pages<T>(memory: &mut [T]) {
+    #[cfg(target_os = "linux")]
+    {
+        /// Linux 6.1.
+        const MADV_COLLAPSE: libc::c_int = 25;
+        let range = memory.as_mut_ptr_range();
+        let (start, end) = (range.start as usize / HUGE * HUGE, (range.end as usize).next_multiple_of(HUGE));
+        if HUGE / 8 <= size_of_val(memory) {
+            // SAFETY: the call changes where pages lie and nothing of what they hold, whoever they belong to; what isn't
+            // mapped is an error. A refusal costs speed and nothing else.
+            unsafe { libc::madvise(start as *mut libc::c_void, end - start, MADV_COLLAPSE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated with the same layout, freed once.

@@ -1,6 +1,8 @@
 //! Sixteen float lanes, whatever the registers: a kernel written once over [`Lanes`] gives the same bits on
 //! every instruction set, since each method is one IEEE operation (or a fused multiply-add) per lane.
 
+use half::{bf16, f16};
+
 use super::isa::Isa;
 
 /// A kernel that [`dispatch`] compiles for each instruction set. `run` must be `#[inline(always)]`.
@@ -9,7 +11,7 @@ pub(super) trait Kernel {
 }
 
 /// Proof that an instruction set is there: a value exists only inside [`dispatch`].
-pub(super) trait Lanes: Copy {
+pub trait Lanes: Copy {
     type V: Copy;
     /// Whether there are registers for 16 accumulators of 16 lanes and more.
     const WIDE: bool;
@@ -17,6 +19,14 @@ pub(super) trait Lanes: Copy {
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; 16]) -> Self::V;
     fn store(self, v: Self::V, to: &mut [f32; 16]);
+    /// Widened, which is exact.
+    fn load_bf16(self, from: &[bf16; 16]) -> Self::V {
+        self.load(&from.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16)))
+    }
+    /// Widened, which is exact.
+    fn load_f16(self, from: &[f16; 16]) -> Self::V {
+        self.load(&from.map(widen_f16))
+    }
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
@@ -43,6 +53,16 @@ pub(super) trait Lanes: Copy {
         }
         self.zero_below(x, self.splat(-126.0), self.mul(p, self.power(shifted)))
     }
+}
+
+#[inline(always)]
+fn widen_f16(x: f16) -> f32 {
+    let bits = u32::from(x.to_bits());
+    // Moved into a float's place, the exponent is 112 too small, also that of a denormal.
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((112 + 127) << 23);
+    let special = f32::from_bits(0x7f80_0000 | (bits & 0x3ff) << 13);
+    let x = if bits & 0x7c00 == 0x7c00 { special } else { magnitude };
+    f32::from_bits(x.to_bits() | (bits & 0x8000) << 16)
 }
 
 /// Adding 1.5 · 2^23 leaves a float's integer part in its low bits, rounded to even.
@@ -157,6 +177,8 @@ impl Lanes for Portable {
 mod x86 {
     use std::arch::x86_64::*;
 
+    use half::{bf16, f16};
+
     use super::{Kernel, Lanes};
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
@@ -192,6 +214,19 @@ mod x86 {
         fn store(self, v: __m512, to: &mut [f32; 16]) {
             // SAFETY: 16 writable floats; unaligned is allowed.
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
+        }
+        #[inline(always)]
+        fn load_bf16(self, from: &[bf16; 16]) -> __m512 {
+            // SAFETY: 16 readable halves; unaligned is allowed.
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        fn load_f16(self, from: &[f16; 16]) -> __m512 {
+            // SAFETY: 16 readable halves; unaligned is allowed.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
         }
         #[inline(always)]
         fn add(self, a: __m512, b: __m512) -> __m512 {

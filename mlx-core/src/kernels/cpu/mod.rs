@@ -3,9 +3,11 @@
 
 pub mod acts;
 pub mod attention;
-mod buffer;
+pub(crate) mod buffer;
+pub mod dense;
 pub mod isa;
 mod lanes;
+pub mod matrix;
 pub mod pack;
 pub mod pointwise;
 pub mod pool;

@@ -1,28 +1,28 @@
 //! One block of key/value positions against a tile of queries that share a kv head.
 //!
-//! Keys are turned into tiles of 16 positions, `[D][16]`, so that a lane is a position and a score needs no
-//! horizontal sum; that costs a few percent of a prefill, and at decode less than reading the keys. Lanes and
-//! blocks are cut at absolute positions, so nothing of a query's result depends on what else is in the call.
+//! Keys lie in tiles of 16 positions, `[D][16]`, so that a lane is a position and a score needs no horizontal sum.
+//! Lanes and blocks are cut at absolute positions, so nothing of a query's result depends on what else is in the
+//! call.
 
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::storage::{Storage, Stored};
+use super::storage::Storage;
 use crate::kernels::cpu::lanes::{Kernel, Lanes, exp2};
 
 /// Positions to a block; blocks start at absolute multiples.
 pub const BLOCK: usize = 128;
-/// Positions whose keys are multiplied together: four vectors.
-const GROUP: usize = 64;
+/// Positions of a tile of keys: a lane each.
+pub const LANES: usize = 16;
 
 /// One kv head's part of a buffer.
 #[derive(Clone, Copy)]
-pub struct Head<'a> {
-    /// `[capacity, D]`
-    pub k: Stored<'a>,
+pub struct Head<'a, T> {
+    /// `[capacity / 16, D, 16]`
+    pub k: &'a [T],
     /// `[capacity, Dv]`
-    pub v: Stored<'a>,
-    /// Absolute position of index 0.
+    pub v: &'a [T],
+    /// Absolute position of index 0, a multiple of 16.
     pub start: usize,
 }
 
@@ -114,8 +114,6 @@ thread_local! {
 
 /// Space that blocks share, kept by the thread. What an earlier job left there is never part of a result.
 struct Scratch {
-    /// `[BLOCK / 64][D]`
-    keys: Vec<[[f32; 16]; 4]>,
     /// `[BLOCK, Dv / 16]`
     values: Vec<[f32; 16]>,
     weights: Vec<[f32; BLOCK]>,
@@ -125,7 +123,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    const NEW: Self = Self { keys: vec![], values: vec![], weights: vec![], state: vec![], out: vec![] };
+    const NEW: Self = Self { values: vec![], weights: vec![], state: vec![], out: vec![] };
 
     fn grow(&mut self, queries: &Queries, chunks: usize) {
         fn at_least<T: Clone>(v: &mut Vec<T>, n: usize, zero: T) {
@@ -133,7 +131,6 @@ impl Scratch {
                 v.resize(n, zero);
             }
         }
-        at_least(&mut self.keys, BLOCK / GROUP * queries.dim, [[0.0; 16]; 4]);
         at_least(&mut self.values, BLOCK * chunks, [0.0; 16]);
         at_least(&mut self.weights, queries.n, [0.0; BLOCK]);
         at_least(&mut self.state, queries.n, [0.0; 2]);
@@ -148,8 +145,8 @@ impl Default for Scratch {
 }
 
 /// Adds block after block of `blocks` to the queries' partial results, each query over what it sees.
-pub struct Blocks<'a> {
-    pub head: Head<'a>,
+pub struct Blocks<'a, T> {
+    pub head: Head<'a, T>,
     pub v_dim: usize,
     pub scores: Scores,
     pub queries: &'a Queries,
@@ -164,7 +161,7 @@ pub fn widest(wide: bool) -> usize {
     if wide { 8 } else { 4 }
 }
 
-impl Kernel for Blocks<'_> {
+impl<T: Storage> Kernel for Blocks<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let Self { head, v_dim, scores, queries: q, blocks, partials, merged } = self;
@@ -178,27 +175,26 @@ impl Kernel for Blocks<'_> {
             };
             let used = q.seen.iter().map(local).filter(|r| !r.is_empty());
             let Some(used) = used.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
-            let place = Place { at, used: used.clone(), start: head.start };
-            match head.k {
-                Stored::F32(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
-                Stored::Bf16(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
-                Stored::F16(k) => pack_keys(l, k, &place, q.dim, &mut s.keys),
-            }
-            let values = Values::new(head.v, &place, v_dim, &mut s.values);
+            let part = Part::new(&head, at, used, q.dim, v_dim);
+            let values = part.wide_values(l, &mut s.values);
 
             let mut packed = &q.packed[..];
             for (first, n) in tiles(q.n, widest(L::WIDE)) {
                 let (tile, rest) = packed.split_at(n * q.dim);
                 packed = rest;
                 let weights = &mut s.weights[first..first + n];
-                dots_of(l, n, tile, &s.keys, used.clone(), weights);
+                dots_of(l, tile, part.keys, part.tiles.clone(), weights);
                 for (j, weights) in weights.iter_mut().enumerate() {
                     let seen = local(&q.seen[first + j]);
                     s.state[first + j] = soften(l, weights, seen, scores);
                 }
                 let out = &mut s.out[first * chunks..(first + n) * chunks];
                 out.fill([0.0; 16]);
-                weigh_all(l, &s.weights[first..first + n], |j| local(&q.seen[first + j]), &values, out);
+                let (weights, seen) = (&s.weights[first..first + n], |j| local(&q.seen[first + j]));
+                match values {
+                    Some(rows) => weigh_all(l, weights, seen, &part.values(rows, chunks), out),
+                    None => weigh_all(l, weights, seen, &part.values(part.v.as_chunks().0, chunks), out),
+                }
             }
             let first = if merged { 0 } else { i * q.n };
             let results = s.state.iter().zip(s.out.chunks_exact(chunks)).take(q.n);
@@ -213,131 +209,125 @@ impl Kernel for Blocks<'_> {
     }
 }
 
-/// Where a block lies.
-struct Place {
-    at: usize,
-    /// Its positions that some query sees, counted from `at`.
+/// What a block holds that some query sees.
+struct Part<'a, T> {
+    /// Positions, counted from the block's first.
     used: Range<usize>,
-    /// Absolute position of the buffer's index 0.
-    start: usize,
+    /// Tiles of keys that hold them.
+    tiles: Range<usize>,
+    /// `[tiles, D]`
+    keys: &'a [[T; 16]],
+    /// `[used, Dv]`
+    v: &'a [T],
+    v_dim: usize,
 }
 
-/// Turns the used positions' keys into `[group][D][4][16]`.
-#[inline(always)]
-fn pack_keys<L: Lanes, T: Storage>(l: L, k: &[T], place: &Place, dim: usize, keys: &mut [[[f32; 16]; 4]]) {
-    let Place { at, used, start } = place;
-    for tile in used.start / 16..used.end.div_ceil(16) {
-        let (group, w) = (&mut keys[tile / 4 * dim..][..dim], tile % 4);
-        let lanes = (16 * tile).max(used.start)..(16 * tile + 16).min(used.end);
-        let row = |t: usize| &k[(at + t - start) * dim..][..dim];
-        for d in (0..dim / 16 * 16).step_by(16) {
-            let mut rows = [l.splat(0.0); 16];
-            for (i, lane) in rows.iter_mut().enumerate() {
-                if lanes.contains(&(16 * tile + i)) {
-                    let mut wide = [0f32; 16];
-                    T::widen(&row(16 * tile + i)[d..d + 16], &mut wide);
-                    *lane = l.load(&wide);
-                }
+impl<'a, T: Storage> Part<'a, T> {
+    fn new(head: &Head<'a, T>, at: usize, used: Range<usize>, dim: usize, v_dim: usize) -> Self {
+        let tiles = used.start / LANES..used.end.div_ceil(LANES);
+        // A buffer begins at a tile's border, so the first tile with a used position is whole.
+        let index = |position: usize| at + position - head.start;
+        let keys = &head.k[index(tiles.start * LANES) * dim..index(tiles.end * LANES) * dim];
+        let v = &head.v[index(used.start) * v_dim..index(used.end) * v_dim];
+        Self { used, tiles, keys: keys.as_chunks().0, v, v_dim }
+    }
+
+    /// The values as whole vectors of floats; `None` if the buffer's own rows will do.
+    #[inline(always)]
+    fn wide_values<'s, L: Lanes>(&self, l: L, space: &'s mut [[f32; 16]]) -> Option<&'s [[f32; 16]]> {
+        if self.v_dim.is_multiple_of(16) {
+            return None;
+        }
+        for (row, to) in self.v.chunks_exact(self.v_dim).zip(space.chunks_exact_mut(self.v_dim.div_ceil(16)))
+        {
+            let (whole, rest) = row.as_chunks::<16>();
+            for (x, to) in whole.iter().zip(&mut *to) {
+                l.store(T::load(l, x), to);
             }
-            for (v, to) in l.transpose(rows).into_iter().zip(&mut group[d..d + 16]) {
-                l.store(v, &mut to[w]);
+            for (x, to) in rest.iter().zip(&mut to.as_flattened_mut()[whole.len() * 16..]) {
+                *to = x.widen();
             }
         }
-        for (d, to) in group.iter_mut().enumerate().skip(dim / 16 * 16) {
-            to[w] = [0.0; 16];
-            for t in lanes.clone() {
-                let mut x = [0f32];
-                T::widen(&row(t)[d..=d], &mut x);
-                to[w][t % 16] = x[0];
-            }
-        }
+        Some(space)
+    }
+
+    fn values<'s, U>(&self, rows: &'s [[U; 16]], chunks: usize) -> Values<'s, U> {
+        Values { rows, first: self.used.start, chunks }
     }
 }
 
 /// The values of a block, `chunks` vectors to a position; index 0 is the block's position `first`.
-struct Values<'a> {
-    rows: &'a [[f32; 16]],
+struct Values<'a, T> {
+    rows: &'a [[T; 16]],
     first: usize,
     chunks: usize,
 }
 
-impl<'a> Values<'a> {
-    /// Takes the buffer's own rows if they are whole vectors of floats, else widens them into `space`.
-    #[inline(always)]
-    fn new(v: Stored<'a>, place: &Place, dim: usize, space: &'a mut [[f32; 16]]) -> Self {
-        let (chunks, first) = (dim.div_ceil(16), place.used.start);
-        let from = (place.at + first - place.start) * dim;
-        let range = from..from + place.used.len() * dim;
-        match v {
-            Stored::F32(v) if dim.is_multiple_of(16) => {
-                return Self { rows: v[range].as_chunks().0, first, chunks };
-            }
-            Stored::F32(v) => widen_rows(&v[range], dim, space),
-            Stored::Bf16(v) => widen_rows(&v[range], dim, space),
-            Stored::F16(v) => widen_rows(&v[range], dim, space),
-        }
-        Self { rows: space, first, chunks }
-    }
-}
-
+/// Dot products of queries with tiles of keys, `keys: [tiles, D]`.
 #[inline(always)]
-fn widen_rows<T: Storage>(rows: &[T], dim: usize, to: &mut [[f32; 16]]) {
-    for (row, to) in rows.chunks_exact(dim).zip(to.chunks_exact_mut(dim.div_ceil(16))) {
-        T::widen(row, &mut to.as_flattened_mut()[..dim]);
-    }
-}
-
-/// Dot products of `n` queries with the used groups of keys.
-#[inline(always)]
-fn dots_of<L: Lanes>(
+fn dots_of<L: Lanes, T: Storage>(
     l: L,
-    n: usize,
     queries: &[f32],
-    keys: &[[[f32; 16]; 4]],
-    used: Range<usize>,
+    keys: &[[T; 16]],
+    tiles: Range<usize>,
     out: &mut [[f32; BLOCK]],
 ) {
-    match (n, L::WIDE) {
-        (8, _) => dots::<L, 8, 1>(l, queries, keys, used, out),
-        (4, true) => dots::<L, 4, 4>(l, queries, keys, used, out),
-        (3, true) => dots::<L, 3, 4>(l, queries, keys, used, out),
-        (2, true) => dots::<L, 2, 4>(l, queries, keys, used, out),
-        (_, true) => dots::<L, 1, 4>(l, queries, keys, used, out),
-        (4, _) => dots::<L, 4, 1>(l, queries, keys, used, out),
-        (3, _) => dots::<L, 3, 1>(l, queries, keys, used, out),
-        (2, _) => dots::<L, 2, 2>(l, queries, keys, used, out),
-        _ => dots::<L, 1, 4>(l, queries, keys, used, out),
+    match (out.len(), L::WIDE) {
+        (8, _) => dots::<L, T, 8, 1>(l, queries, keys, tiles, out),
+        (4, true) => dots::<L, T, 4, 4>(l, queries, keys, tiles, out),
+        (3, true) => dots::<L, T, 3, 4>(l, queries, keys, tiles, out),
+        (2, true) => dots::<L, T, 2, 4>(l, queries, keys, tiles, out),
+        (_, true) => dots::<L, T, 1, 4>(l, queries, keys, tiles, out),
+        (4, _) => dots::<L, T, 4, 1>(l, queries, keys, tiles, out),
+        (3, _) => dots::<L, T, 3, 1>(l, queries, keys, tiles, out),
+        (2, _) => dots::<L, T, 2, 2>(l, queries, keys, tiles, out),
+        _ => dots::<L, T, 1, 4>(l, queries, keys, tiles, out),
     }
 }
 
-/// `W` key vectors at once, so that enough sums run side by side.
+/// `W` tiles of keys at once, so that enough sums run side by side, then what is left one by one.
 #[inline(always)]
-fn dots<L: Lanes, const N: usize, const W: usize>(
+fn dots<L: Lanes, T: Storage, const N: usize, const W: usize>(
     l: L,
     queries: &[f32],
-    keys: &[[[f32; 16]; 4]],
-    used: Range<usize>,
+    keys: &[[T; 16]],
+    tiles: Range<usize>,
     out: &mut [[f32; BLOCK]],
 ) {
     let queries = queries.as_chunks::<N>().0;
     let out = out.first_chunk_mut::<N>().expect("a tile has N queries");
-    for group in used.start / GROUP..used.end.div_ceil(GROUP) {
-        let keys = &keys[group * queries.len()..][..queries.len()];
-        for w in 0..4 / W {
-            let mut sums = [[l.splat(0.0); N]; W];
-            for (k, q) in keys.iter().zip(queries) {
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let k = l.load(&k[w * W + i]);
-                    for (sum, q) in sums.iter_mut().zip(q) {
-                        *sum = l.fma(k, l.splat(*q), *sum);
-                    }
-                }
+    let whole = tiles.start + tiles.len() / W * W;
+    let from = |tile: usize| &keys[(tile - tiles.start) * queries.len()..];
+    for tile in (tiles.start..whole).step_by(W) {
+        dots_at::<L, T, N, W>(l, queries, from(tile), tile, out);
+    }
+    for tile in whole..tiles.end {
+        dots_at::<L, T, N, 1>(l, queries, from(tile), tile, out);
+    }
+}
+
+#[inline(always)]
+fn dots_at<L: Lanes, T: Storage, const N: usize, const W: usize>(
+    l: L,
+    queries: &[[f32; N]],
+    keys: &[[T; 16]],
+    tile: usize,
+    out: &mut [[f32; BLOCK]; N],
+) {
+    let dim = queries.len();
+    let keys: [&[[T; 16]]; W] = std::array::from_fn(|w| &keys[w * dim..(w + 1) * dim]);
+    let mut sums = [[l.splat(0.0); N]; W];
+    for (d, q) in queries.iter().enumerate() {
+        for (keys, sums) in keys.iter().zip(&mut sums) {
+            let k = T::load(l, &keys[d]);
+            for (sum, q) in sums.iter_mut().zip(q) {
+                *sum = l.fma(k, l.splat(*q), *sum);
             }
-            for (i, sums) in sums.iter().enumerate() {
-                for (sum, out) in sums.iter().zip(out.iter_mut()) {
-                    l.store(*sum, &mut out.as_chunks_mut().0[group * 4 + w * W + i]);
-                }
-            }
+        }
+    }
+    for (w, sums) in sums.iter().enumerate() {
+        for (sum, out) in sums.iter().zip(out.iter_mut()) {
+            l.store(*sum, &mut out.as_chunks_mut().0[tile + w]);
         }
     }
 }
@@ -414,11 +404,11 @@ fn tree(mut lanes: [f32; 16]) -> f32 {
 /// Weighted values, position after position. Only what a query sees is touched, so a value that is not finite
 /// stays with those that see it.
 #[inline(always)]
-fn weigh_all<L: Lanes>(
+fn weigh_all<L: Lanes, T: Storage>(
     l: L,
     weights: &[[f32; BLOCK]],
     seen: impl Fn(usize) -> Range<usize>,
-    values: &Values,
+    values: &Values<T>,
     out: &mut [[f32; 16]],
 ) {
     let (n, chunks) = (weights.len(), values.chunks);
@@ -426,42 +416,42 @@ fn weigh_all<L: Lanes>(
     let to = (0..n).map(&seen).map(|r| r.end).min().unwrap_or(0).max(from);
     for (j, out) in out.chunks_exact_mut(chunks).enumerate() {
         let seen = seen(j);
-        weigh::<L, 1, 4>(l, &weights[j..=j], seen.start..seen.end.min(from), values, out);
+        weigh::<L, T, 1, 4>(l, &weights[j..=j], seen.start..seen.end.min(from), values, out);
     }
     weigh_tile(l, weights, from..to, values, out);
     for (j, out) in out.chunks_exact_mut(chunks).enumerate() {
         let seen = seen(j);
-        weigh::<L, 1, 4>(l, &weights[j..=j], seen.start.max(to)..seen.end, values, out);
+        weigh::<L, T, 1, 4>(l, &weights[j..=j], seen.start.max(to)..seen.end, values, out);
     }
 }
 
 #[inline(always)]
-fn weigh_tile<L: Lanes>(
+fn weigh_tile<L: Lanes, T: Storage>(
     l: L,
     weights: &[[f32; BLOCK]],
     range: Range<usize>,
-    values: &Values,
+    values: &Values<T>,
     out: &mut [[f32; 16]],
 ) {
     match (weights.len(), L::WIDE) {
-        (8, _) => weigh::<L, 8, 2>(l, weights, range, values, out),
-        (4, true) => weigh::<L, 4, 4>(l, weights, range, values, out),
-        (3, true) => weigh::<L, 3, 4>(l, weights, range, values, out),
-        (2, true) => weigh::<L, 2, 4>(l, weights, range, values, out),
-        (4, _) => weigh::<L, 4, 1>(l, weights, range, values, out),
-        (3, _) => weigh::<L, 3, 1>(l, weights, range, values, out),
-        (2, _) => weigh::<L, 2, 2>(l, weights, range, values, out),
-        _ => weigh::<L, 1, 4>(l, weights, range, values, out),
+        (8, _) => weigh::<L, T, 8, 2>(l, weights, range, values, out),
+        (4, true) => weigh::<L, T, 4, 4>(l, weights, range, values, out),
+        (3, true) => weigh::<L, T, 3, 4>(l, weights, range, values, out),
+        (2, true) => weigh::<L, T, 2, 4>(l, weights, range, values, out),
+        (4, _) => weigh::<L, T, 4, 1>(l, weights, range, values, out),
+        (3, _) => weigh::<L, T, 3, 1>(l, weights, range, values, out),
+        (2, _) => weigh::<L, T, 2, 2>(l, weights, range, values, out),
+        _ => weigh::<L, T, 1, 4>(l, weights, range, values, out),
     }
 }
 
 /// `C` vectors of a value at once, then what is left one by one.
 #[inline(always)]
-fn weigh<L: Lanes, const N: usize, const C: usize>(
+fn weigh<L: Lanes, T: Storage, const N: usize, const C: usize>(
     l: L,
     weights: &[[f32; BLOCK]],
     range: Range<usize>,
-    values: &Values,
+    values: &Values<T>,
     out: &mut [[f32; 16]],
 ) {
     if range.is_empty() {
@@ -469,19 +459,19 @@ fn weigh<L: Lanes, const N: usize, const C: usize>(
     }
     let whole = values.chunks / C * C;
     for c in (0..whole).step_by(C) {
-        weigh_chunks::<L, N, C>(l, weights, range.clone(), values, c, out);
+        weigh_chunks::<L, T, N, C>(l, weights, range.clone(), values, c, out);
     }
     for c in whole..values.chunks {
-        weigh_chunks::<L, N, 1>(l, weights, range.clone(), values, c, out);
+        weigh_chunks::<L, T, N, 1>(l, weights, range.clone(), values, c, out);
     }
 }
 
 #[inline(always)]
-fn weigh_chunks<L: Lanes, const N: usize, const C: usize>(
+fn weigh_chunks<L: Lanes, T: Storage, const N: usize, const C: usize>(
     l: L,
     weights: &[[f32; BLOCK]],
     range: Range<usize>,
-    values: &Values,
+    values: &Values<T>,
     first: usize,
     out: &mut [[f32; 16]],
 ) {
@@ -498,7 +488,7 @@ fn weigh_chunks<L: Lanes, const N: usize, const C: usize>(
     for (t, row) in range.zip(rows) {
         let row = row[first..].first_chunk::<C>().expect("C chunks are left");
         for (c, value) in row.iter().enumerate() {
-            let value = l.load(value);
+            let value = T::load(l, value);
             for (sums, weights) in sums.iter_mut().zip(weights) {
                 sums[c] = l.fma(value, l.splat(weights[t]), sums[c]);
             }

@@ -14,7 +14,10 @@ pub use storage::Storage;
 use super::isa::Isa;
 use super::lanes::dispatch;
 use super::{pointwise, pool, rope};
-use block::{BLOCK, Blocks, Head, Queries, Scores, begin, finish, merge, partial_len, widest};
+use block::{BLOCK, Blocks, Head, LANES, Queries, Scores, begin, finish, merge, partial_len, widest};
+
+/// Positions of a tile of keys. Buffers begin, end and are cut at multiples of it.
+pub const TILE: usize = LANES;
 
 /// What stays the same over all calls of a layer.
 #[derive(Clone, Copy)]
@@ -53,9 +56,9 @@ pub struct Span<'a, T> {
     pub tokens: usize,
     /// Absolute position of the first of `tokens`.
     pub position: usize,
-    /// Absolute position of the buffers' index 0.
+    /// Absolute position of the buffers' index 0, a multiple of [`TILE`].
     pub start: usize,
-    /// `[Hkv, capacity, D]`
+    /// `[Hkv, capacity / 16, D, 16]`: tiles of [`TILE`] positions.
     pub k: &'a mut [T],
     /// `[Hkv, capacity, Dv]`
     pub v: &'a mut [T],
@@ -131,22 +134,35 @@ fn append<T: Storage>(layer: &Layer, k: &[f32], v: &[f32], spans: &mut [Span<T>]
     let mut first = 0;
     for span in spans {
         let at = span.position.checked_sub(span.start).expect("a span begins after its buffer's start");
-        let write = |to: &mut [T], x: &[f32], d: usize| {
-            let capacity = to.len() / (layer.n_kv_heads * d).max(1);
+        assert!(span.start.is_multiple_of(TILE), "a buffer begins at {}, inside a tile", span.start);
+        let heads = |to: usize, d: usize| {
+            let capacity = to / (layer.n_kv_heads * d).max(1);
             assert!(
-                at + span.tokens <= capacity,
+                at + span.tokens <= capacity && capacity.is_multiple_of(TILE),
                 "a buffer of {capacity} lacks room for {} at {at}",
                 span.tokens
             );
-            for (head, to) in to.chunks_exact_mut(capacity * d).enumerate() {
-                for (t, to) in to[at * d..(at + span.tokens) * d].chunks_exact_mut(d).enumerate() {
-                    let x = &x[((first + t) * layer.n_kv_heads + head) * d..][..d];
-                    to.iter_mut().zip(x).for_each(|(to, x)| *to = T::narrow(*x));
+            capacity * d
+        };
+        let new =
+            |x: &[f32], head: usize, t: usize, d: usize| ((first + t) * layer.n_kv_heads + head) * d..x.len();
+        let d = layer.head_dim;
+        let len = heads(span.k.len(), d);
+        for (head, to) in span.k.chunks_exact_mut(len).enumerate() {
+            for t in 0..span.tokens {
+                let tile = &mut to[(at + t) / TILE * TILE * d..][..TILE * d];
+                for (x, to) in k[new(k, head, t, d)].iter().zip(tile.as_chunks_mut::<TILE>().0) {
+                    to[(at + t) % TILE] = T::narrow(*x);
                 }
             }
-        };
-        write(span.k, k, layer.head_dim);
-        write(span.v, v, layer.v_head_dim);
+        }
+        let d = layer.v_head_dim;
+        let len = heads(span.v.len(), d);
+        for (head, to) in span.v.chunks_exact_mut(len).enumerate() {
+            for (t, to) in to[at * d..(at + span.tokens) * d].chunks_exact_mut(d).enumerate() {
+                to.iter_mut().zip(&v[new(v, head, t, d)]).for_each(|(to, x)| *to = T::narrow(*x));
+            }
+        }
         first += span.tokens;
     }
 }
@@ -165,9 +181,9 @@ impl<'a, T: Storage> Buffers<'a, T> {
         Self { tokens: span.tokens, position: span.position, start: span.start, k: span.k, v: span.v }
     }
 
-    fn head(&self, layer: &Layer, head: usize) -> Head<'_> {
+    fn head(&self, layer: &Layer, head: usize) -> Head<'a, T> {
         let part = |x: &'a [T]| &x[x.len() / layer.n_kv_heads * head..][..x.len() / layer.n_kv_heads];
-        Head { k: T::stored(part(self.k)), v: T::stored(part(self.v)), start: self.start }
+        Head { k: part(self.k), v: part(self.v), start: self.start }
     }
 }
 

@@ -40,7 +40,7 @@ impl Case {
     /// All tokens in chunks of these sizes (the last one again and again), the buffers beginning at `start`.
     fn run<T: Storage>(&self, isa: Isa, chunks: &[usize]) -> Vec<f32> {
         let l = &self.layer;
-        let capacity = self.tokens + 5;
+        let capacity = (self.tokens + 5).next_multiple_of(TILE);
         let mut k = vec![T::narrow(f32::NAN); l.n_kv_heads * capacity * l.head_dim];
         let mut v = vec![T::narrow(f32::NAN); l.n_kv_heads * capacity * l.v_head_dim];
         let mut out = vec![0f32; self.tokens * l.n_heads * l.v_head_dim];
@@ -65,11 +65,7 @@ impl Case {
     /// In float64, from the definition.
     fn reference<T: Storage>(&self) -> Vec<f64> {
         let l = &self.layer;
-        let stored = |x: &f32| {
-            let mut wide = [0f32];
-            T::widen(&[T::narrow(*x)], &mut wide);
-            f64::from(wide[0])
-        };
+        let stored = |x: &f32| f64::from(T::narrow(*x).widen());
         let (k, v): (Vec<f64>, Vec<f64>) =
             (self.k.iter().map(stored).collect(), self.v.iter().map(stored).collect());
         let mut out = vec![];
@@ -158,22 +154,28 @@ fn a_buffer_may_start_anywhere_and_rows_share_a_call() {
     let want = case.run::<f32>(Isa::detect(), &[200]);
     let (rows, kv_heads, d) = (200, 2, 32);
     let tail = |x: &[f32], from: usize| x[from * x.len() / rows..].to_vec();
-    let buffer = |x: &[f32], start: usize| {
+    let place = |s: usize, i: usize, tiled: bool| match tiled {
+        true => (s / TILE * d + i) * TILE + s % TILE,
+        false => s * d + i,
+    };
+    let buffer = |x: &[f32], start: usize, tiled: bool| {
         let mut to = vec![f32::NAN; kv_heads * 256 * d];
         for s in start..190 {
             for h in 0..kv_heads {
-                to[(h * 256 + s - start) * d..][..d].copy_from_slice(&x[(s * kv_heads + h) * d..][..d]);
+                for i in 0..d {
+                    to[h * 256 * d + place(s - start, i, tiled)] = x[(s * kv_heads + h) * d + i];
+                }
             }
         }
         to
     };
     let twice = |x: Vec<f32>| [x.clone(), x].concat();
     let (mut q, mut k, v) = (twice(tail(&case.q, 190)), twice(tail(&case.k, 190)), twice(tail(&case.v, 190)));
-    let (mut k1, mut v1) = (buffer(&case.k, 147), buffer(&case.v, 147));
-    let (mut k2, mut v2) = (buffer(&case.k, 0), buffer(&case.v, 0));
+    let (mut k1, mut v1) = (buffer(&case.k, 144, true), buffer(&case.v, 144, false));
+    let (mut k2, mut v2) = (buffer(&case.k, 0, true), buffer(&case.v, 0, false));
     let mut out = vec![0f32; q.len()];
     let spans = &mut [
-        Span { tokens: 10, position: 190, start: 147, k: &mut k1, v: &mut v1 },
+        Span { tokens: 10, position: 190, start: 144, k: &mut k1, v: &mut v1 },
         Span { tokens: 10, position: 190, start: 0, k: &mut k2, v: &mut v2 },
     ];
     attend(Isa::detect(), &layer, None, [&mut q, &mut k], &v, spans, &mut out);
