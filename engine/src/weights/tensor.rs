@@ -42,6 +42,13 @@ impl Tensor {
         }
     }
 
+    /// Says that what was copied of a mapped file needn't stay in memory.
+    pub fn forget(&self) {
+        if let Bytes::Mapped(file, range) = &self.bytes {
+            mlx_core::file::forget(&file[range.clone()]);
+        }
+    }
+
     /// Rows `ranges` of the first axis, end to end. One range shares the bytes.
     ///
     /// # Panics
@@ -66,13 +73,6 @@ impl Tensor {
         let at = |i: usize| &self.bytes()[i * size..][..size];
         let order = (0..cols).flat_map(|col| (0..rows).map(move |row| row * cols + col));
         Self::owned(order.flat_map(at).copied().collect(), vec![cols, rows], self.dtype)
-    }
-
-    /// Says that what was copied of a mapped file needn't stay in memory.
-    pub fn forget(&self) {
-        if let Bytes::Mapped(file, range) = &self.bytes {
-            mlx_core::file::forget(&file[range.clone()]);
-        }
     }
 
     pub fn to_array(&self) -> Array {
