@@ -45,7 +45,7 @@ pub struct AttentionSpec {
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
     pub rope: Option<Rope>,
-    /// RMS norms of each head of q and of k, before the rotation.
+    /// RMS norms of each head of q and of k, before the rotation unless that says otherwise.
     pub qk_norm: Option<(RmsNorm, RmsNorm)>,
     /// `[H]`: a logit per head that takes part in the softmax and has no value.
     pub sinks: Option<Array>,
@@ -61,6 +61,8 @@ pub struct Rope {
     /// Factor on the rotated entries before they turn (YaRN, LongRoPE).
     pub mscale: f32,
     pub dynamic: Option<DynamicNtk>,
+    /// Heads turn before they are normed, not after (Hunyuan).
+    pub before_norms: bool,
     table: Array,
 }
 
@@ -75,7 +77,12 @@ pub struct DynamicNtk {
 impl Rope {
     pub fn new(traditional: bool, periods: Vec<f32>, mscale: f32, dynamic: Option<DynamicNtk>) -> Self {
         let table = Array::from_slice(&periods, &[periods.len() as i32]);
-        Self { traditional, periods: periods.into(), mscale, dynamic, table }
+        Self { traditional, periods: periods.into(), mscale, dynamic, before_norms: false, table }
+    }
+
+    /// The same rotation, before the norms.
+    pub fn before_norms(self) -> Self {
+        Self { before_norms: true, ..self }
     }
 
     /// Entries of a head that turn.
@@ -147,10 +154,14 @@ fn composed_row(
     let mut q = heads(q, s.n_heads, s.head_dim);
     let mut k = heads(k, s.n_kv_heads, s.head_dim);
     let v = heads(v, s.n_kv_heads, s.v_head_dim);
+    let turn_first = s.rope.as_ref().filter(|rope| rope.before_norms);
+    if let Some(rope) = turn_first {
+        (q, k) = (rotate(&q, rope, position), rotate(&k, rope, position));
+    }
     if let Some((q_norm, k_norm)) = &s.qk_norm {
         (q, k) = (q_norm.forward(&q), k_norm.forward(&k));
     }
-    if let Some(rope) = &s.rope {
+    if let (Some(rope), None) = (&s.rope, turn_first) {
         (q, k) = (rotate(&q, rope, position), rotate(&k, rope, position));
     }
 

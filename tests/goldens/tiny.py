@@ -91,6 +91,19 @@ GEMMA3 = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": ...,
 }
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "num_hidden_layers": 8,
+    "num_kv_shared_layers": 3,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": ...,
+    "rope_theta": ...,
+}
 GEMMA3_4B = {
     "query_pre_attn_scalar": 16,
     "num_hidden_layers": 7,
@@ -371,6 +384,32 @@ FAMILIES = {
     ),
     "apertus": dense(
         "apertus", {"untied": {}, "tied": TIED}, post_norm=False, qk_norm=True, head_dim=..., **NO_BIASES
+    ),
+    "gemma4_text": dense(
+        "gemma4_text",
+        {
+            "borrowing": {},
+            "narrow": {"use_double_wide_mlp": False},
+            "no_layer_inputs": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+            "k_eq_v": {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_key_value_heads": 2},
+            "listed": {"layer_types": ["full_attention", "sliding_attention"] * 4, "num_kv_shared_layers": 4},
+        },
+        **GEMMA4,
+    ),
+    "gemma4": (
+        tower(
+            DENSE | {"model_type": "gemma4_text"} | GEMMA4, model_type="gemma4", vision_config=None, audio_config=None
+        ),
+        {"plain": {}},
+    ),
+    "hunyuan_v1_dense": dense(
+        "hunyuan_v1_dense",
+        {
+            "untied": {},
+            "tied": TIED,
+            "no_qk_norm": {"use_qk_norm": False, "attention_bias": True},
+            "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+        },
     ),
 }
 

@@ -10,7 +10,7 @@ GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
     u = uniform(name, int(np.prod(shape)))
-    if "norm" in name:
+    if "norm" in name or "scalar" in name:
         values = np.float32(1) + np.float32(0.1) * u
     elif len(shape) > 1:
         values = u * np.float32(1 / np.sqrt(np.float64(shape[-1])))

@@ -88,14 +88,15 @@ impl Case {
 
     /// Builds the model from the weight formula, in float32.
     pub fn load(&self) -> Result<Box<dyn CausalLm>, LoadError> {
-        let config = &self.stored.config;
-        let preparation = Preparation { dtype: Dtype::Float32, width: Width::A24 };
-        let quantization = QuantConfig::parse(config)?;
-        lm::build(config, Weights::new(self.checkpoint(), quantization, preparation, Box::new(|| ())))
+        build(&self.stored.config, self.checkpoint())
+    }
+
+    pub fn config(&self) -> &Value {
+        &self.stored.config
     }
 
     /// The tensors as a checkpoint holds them.
-    fn checkpoint(&self) -> BTreeMap<String, Tensor> {
+    pub fn checkpoint(&self) -> BTreeMap<String, Tensor> {
         let mut checkpoint = BTreeMap::new();
         for (name, shape) in &self.stored.tensors {
             let values = weights::tensor(name, shape);
@@ -110,6 +111,13 @@ impl Case {
         }
         checkpoint
     }
+}
+
+/// Builds a model as [`Case::load`] does.
+pub fn build(config: &Value, tensors: BTreeMap<String, Tensor>) -> Result<Box<dyn CausalLm>, LoadError> {
+    let preparation = Preparation { dtype: Dtype::Float32, width: Width::A24 };
+    let quantization = QuantConfig::parse(config)?;
+    lm::build(config, Weights::new(tensors, quantization, preparation, Box::new(|| ())))
 }
 
 fn quantized(path: &str, values: &[f32], shape: &[usize], format: &Format) -> Vec<(String, Tensor)> {

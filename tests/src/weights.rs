@@ -5,7 +5,7 @@
 pub fn tensor(name: &str, shape: &[usize]) -> Vec<f32> {
     let n = shape.iter().product();
     let u = (0..n).map(|i| uniform(name, i));
-    if name.contains("norm") {
+    if name.contains("norm") || name.contains("scalar") {
         return u.map(|u| 1.0 + 0.1 * u).collect();
     }
     match shape {

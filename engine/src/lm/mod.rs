@@ -82,18 +82,28 @@ impl Forward<'_> {
         f: impl Fn(&L, Array, &mut LayerView<'_>) -> Array,
     ) -> Array {
         for (i, layer) in layers.iter().enumerate() {
-            let rows = self.rows.iter_mut().map(|row| LayerRow {
-                tokens: row.tokens,
-                position: row.cache.len(),
-                rollback_len: row.cache.rollback_len(),
-                cache: row.cache.layer(i),
-            });
-            h = f(layer, h, &mut LayerView { rows: rows.collect() });
-            if self.want.contains(&i) {
-                self.taps.push(h.clone());
-            }
+            h = f(layer, h, &mut self.layer(i));
+            self.tap(i, &h);
         }
         h
+    }
+
+    /// The caches of layer `i`, for a model whose layers need more than [`Self::through`] hands them.
+    pub fn layer(&mut self, i: usize) -> LayerView<'_> {
+        let rows = self.rows.iter_mut().map(|row| LayerRow {
+            tokens: row.tokens,
+            position: row.cache.len(),
+            rollback_len: row.cache.rollback_len(),
+            cache: row.cache.layer(i),
+        });
+        LayerView { rows: rows.collect() }
+    }
+
+    /// Records the output of layer `i`, if it is tapped.
+    pub fn tap(&mut self, i: usize, h: &Array) {
+        if self.want.contains(&i) {
+            self.taps.push(h.clone());
+        }
     }
 }
 

@@ -33,6 +33,9 @@ const MODELS: &[(&str, Build)] = &[
         boxed(gemma3_text::load(&parse(&gemma3_text::with_defaults(&text))?, w))
     }),
     ("gemma3_text", |c, w| boxed(gemma3_text::load(&parse(&gemma3_text::with_defaults(c))?, w))),
+    ("gemma4", gemma4),
+    ("gemma4_unified", gemma4),
+    ("gemma4_text", |c, w| boxed(gemma4_text::load(&parse(&gemma4_text::with_defaults(c))?, w))),
     ("glm", |c, w| boxed(glm::load(&parse(c)?, w))),
     ("glm4", |c, w| boxed(glm4::load(&parse(c)?, w))),
     ("gpt2", |c, w| boxed(gpt2::load(&parse(c)?, w))),
@@ -40,6 +43,7 @@ const MODELS: &[(&str, Build)] = &[
     ("gpt_neox", |c, w| boxed(gpt_neox::load(&parse(c)?, w))),
     ("granite", |c, w| boxed(granite::load(&parse(c)?, w))),
     ("helium", |c, w| boxed(helium::load(&parse(c)?, w))),
+    ("hunyuan_v1_dense", |c, w| boxed(hunyuan_v1_dense::load(&parse(c)?, w))),
     ("internlm2", |c, w| boxed(internlm2::load(&parse(c)?, w))),
     ("internlm3", |c, w| boxed(internlm3::load(&parse(c)?, w))),
     ("llava", mistral3),
@@ -70,6 +74,15 @@ const MODELS: &[(&str, Build)] = &[
     ("starcoder2", |c, w| boxed(starcoder2::load(&parse(c)?, w))),
     ("telechat3", |c, w| boxed(telechat3::load(&parse(c)?, w))),
 ];
+
+fn gemma4(c: &Value, w: Weights) -> Lm {
+    let defaults = json!({ "num_attention_heads": 8, "num_key_value_heads": 1 });
+    let (mut text, w) = multimodal::text_part(c, defaults, w)?;
+    if let Some(vocab_size) = c.get("vocab_size") {
+        text["vocab_size"] = vocab_size.clone();
+    }
+    boxed(gemma4_text::load(&parse(&gemma4_text::with_defaults(&text))?, w))
+}
 
 fn qwen2_vl(c: &Value, w: Weights) -> Lm {
     let (text, w) = multimodal::text_part(c, json!({}), w)?;

@@ -81,6 +81,8 @@ pub struct Weights {
 
 struct Store {
     tensors: RefCell<BTreeMap<String, Tensor>>,
+    /// Paths that a checkpoint doesn't have, and the path of the matrix that they are a part of.
+    parts: RefCell<BTreeMap<String, String>>,
     quantization: QuantConfig,
     preparation: Preparation,
     /// Called for each tensor that is taken.
@@ -95,7 +97,10 @@ impl Weights {
         taken: Box<dyn Fn()>,
     ) -> Self {
         let tensors = RefCell::new(tensors);
-        Self { store: Rc::new(Store { tensors, quantization, preparation, taken }), path: String::new() }
+        Self {
+            store: Rc::new(Store { tensors, parts: RefCell::default(), quantization, preparation, taken }),
+            path: String::new(),
+        }
     }
 
     pub fn at(&self, name: impl fmt::Display) -> Self {
@@ -139,6 +144,9 @@ impl Weights {
     fn take(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let name = self.join(name);
         let Some(tensor) = self.store.tensors.borrow_mut().remove(&name) else {
+            let parts = self.store.parts.borrow();
+            let whole = name.rsplit_once('.').and_then(|(path, kind)| Some((parts.get(path)?, kind)));
+            let name = whole.map_or(name.clone(), |(path, kind)| format!("{path}.{kind}"));
             return Err(LoadError::Missing { name });
         };
         if tensor.shape != shape {
@@ -231,6 +239,12 @@ impl Weights {
     /// Replaces the matrix `name`, and all that belongs to it, by `parts`: each one's name and its rows in each of
     /// `repeats` equal groups of the whole's rows.
     pub fn split(&self, name: &str, parts: &[(&str, usize)], repeats: usize) -> Result<()> {
+        let whole = self.at(name);
+        if !whole.has("weight") {
+            return Err(LoadError::Missing { name: whole.join("weight") });
+        }
+        let origins = parts.iter().map(|(part, _)| (self.join(part), whole.path.clone()));
+        self.store.parts.borrow_mut().extend(origins);
         let group: usize = parts.iter().map(|(_, n)| n).sum();
         for kind in ["weight", "scales", "biases", "bias"] {
             let name = self.at(name).join(kind);

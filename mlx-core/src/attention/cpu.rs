@@ -182,6 +182,7 @@ struct Turning {
     mscale: f32,
     periods: Arc<[f32]>,
     dynamic: Option<DynamicNtk>,
+    before_norms: bool,
 }
 
 /// Layers of a step turn alike: the tables of the last few are kept.
@@ -202,11 +203,17 @@ impl Turning {
             mscale: rope.mscale,
             periods: rope.periods.clone(),
             dynamic: rope.dynamic,
+            before_norms: rope.before_norms,
         }
     }
 
     fn turn<'a>(&self, known: &'a Known) -> Turn<'a> {
-        Turn { table: &known.table, traditional: self.traditional, mscale: self.mscale }
+        Turn {
+            table: &known.table,
+            traditional: self.traditional,
+            mscale: self.mscale,
+            before_norms: self.before_norms,
+        }
     }
 
     fn table(&self, rows: &[[usize; 3]]) -> Arc<Known> {

@@ -33,6 +33,31 @@ pub struct Base {
 }
 
 impl Base {
+    /// Fails where a size is out of the range that any model has, so that what follows can compute with it.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", Some(self.vocab_size), 1 << 28),
+            ("hidden_size", Some(self.hidden_size), 1 << 24),
+            ("intermediate_size", Some(self.intermediate_size), 1 << 24),
+            ("num_hidden_layers", Some(self.num_hidden_layers), 1 << 12),
+            ("num_attention_heads", Some(self.num_attention_heads), 1 << 14),
+            ("num_key_value_heads", self.num_key_value_heads, 1 << 14),
+            ("head_dim", self.head_dim, 1 << 16),
+            ("max_position_embeddings", self.max_position_embeddings, 1 << 31),
+        ];
+        let wrong = sizes.iter().find(|(_, size, most)| size.is_some_and(|size| size == 0 || *most < size));
+        if let Some((key, Some(size), most)) = wrong {
+            let message = format!("config.json: `{key}` is {size}, expected 1 to {most}");
+            return Err(LoadError::Config(message));
+        }
+        match self.rope_theta {
+            Some(theta) if theta <= 0.0 => Err(LoadError::Config(format!(
+                "config.json: `rope_theta` is {theta}, expected a positive number"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     pub fn rms(&self) -> Result<NormConfig> {
         Ok(NormConfig::Rms { eps: self.rms_norm_eps.ok_or_else(|| missing("rms_norm_eps"))? })
     }
@@ -101,15 +126,16 @@ impl Base {
     /// The size of the window where a layer has one.
     pub fn sliding(&self) -> Result<usize> {
         match self.sliding_window {
-            Some(window) if 0 < window => Ok(window),
+            Some(window) if 0 < window && window < 1 << 31 => Ok(window),
             _ => Err(LoadError::Config(
                 "config.json: sliding_attention layers need a positive `sliding_window`".into(),
             )),
         }
     }
 
-    /// What `f` makes of each layer's number.
+    /// What `f` makes of each layer's number, if this config is [sound](Self::check).
     pub fn per_layer<T>(&self, f: impl FnMut(usize) -> Result<T>) -> Result<Vec<T>> {
+        self.check()?;
         (0..self.num_hidden_layers).map(f).collect()
     }
 }

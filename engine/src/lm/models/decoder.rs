@@ -115,6 +115,13 @@ impl<B: Block> CausalLm for Decoder<B> {
         self.norm.forward(&cx.through(&self.layers, h, B::forward))
     }
     fn logits(&self, h: &Array) -> Array {
+        self.logits_of(h)
+    }
+}
+
+impl<B> Decoder<B> {
+    /// `[N, D]` hidden states to `[N, vocab]`.
+    pub fn logits_of(&self, h: &Array) -> Array {
         let mut logits = self.lm_head.forward(h);
         if let Some(scale) = self.logit_scale {
             logits = &logits * scale;

@@ -35,7 +35,6 @@ pub fn load(c: &Config, w: Weights) -> Result<Gpt2> {
             c.n_head, c.n_positions
         )));
     }
-    let w = adapt(c, w);
     let base = &Base {
         vocab_size: c.vocab_size,
         hidden_size: dim,
@@ -44,6 +43,7 @@ pub fn load(c: &Config, w: Weights) -> Result<Gpt2> {
         num_attention_heads: c.n_head,
         ..Base::default()
     };
+    base.check()?;
     let attention = AttentionConfig {
         qkv_bias: true,
         o_bias: true,
@@ -60,6 +60,7 @@ pub fn load(c: &Config, w: Weights) -> Result<Gpt2> {
     };
     let names = Names { embed_tokens: "wte", layers: "h", norm: "ln_f", ..Names::USUAL };
     let parts = Parts { names, ..Parts::new(base, true, norm, vec![attention; c.n_layer]) };
+    let w = adapt(c, w);
     let wpe = w.at("model").embedding("wpe", c.n_positions, dim)?;
     let decoder = Decoder::load(&parts, w, |w, attention| {
         Ok(PreNorm {
@@ -74,7 +75,7 @@ pub fn load(c: &Config, w: Weights) -> Result<Gpt2> {
 
 /// Published checkpoints hold matrices as `[in, out]`, and masks.
 fn adapt(c: &Config, w: Weights) -> Weights {
-    if w.at("model").has("wte.weight") {
+    if !w.has("wte.weight") {
         return w;
     }
     for i in 0..c.n_layer {

@@ -7,8 +7,15 @@ use serde_json::{Map, Value};
 use crate::weights::{LoadError, Result, Weights};
 
 /// Parts of a checkpoint that serve other inputs than text.
-const IGNORED: &[&str] =
-    &["vision_tower.", "visual.", "multi_modal_projector.", "vision_model.", "audio_tower."];
+const IGNORED: &[&str] = &[
+    "vision_tower.",
+    "visual.",
+    "multi_modal_projector.",
+    "vision_model.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+];
 
 /// The config of the language model, with `defaults` for what it leaves out, and its weights. Text keys stand in
 /// `text_config`, or beside the others in older files.

@@ -6,6 +6,7 @@ mod mlp;
 mod moe;
 mod norm;
 pub mod rope;
+mod shared_attention;
 
 pub use attention::{Attention, AttentionConfig, QkNorm, QkNormKind};
 pub use linear::{Embedding, Linear};
@@ -13,3 +14,4 @@ pub use mlp::{FeedForward, GatedMlp, PlainMlp, PlainMlpConfig, relu_squared};
 pub use mlx_core::projection::{Act, LayerNorm, RmsNorm};
 pub use moe::{Moe, MoeConfig};
 pub use norm::{Norm, NormConfig};
+pub use shared_attention::{KeysValues, SharedAttention, SharedAttentionConfig};

@@ -32,6 +32,14 @@ impl RopeConfig {
                 let factors = scaling.numbers("factors", half)?;
                 (factors.iter().enumerate().map(|(i, f)| self.period(i) * f).collect(), 1.0, None)
             }
+            // Pairs past the rotated part stand still, and the periods of the others are those of the whole head.
+            "proportional" => {
+                let (factor, part) =
+                    (scaling.number_or("factor", 1.0)?, scaling.number_or("partial_rotary_factor", 1.0)?);
+                let rotated = (self.dims as f64 * part) as usize / 2;
+                let period = |i: usize| if i < rotated { self.period(i) * factor } else { f64::INFINITY };
+                ((0..half).map(period).collect(), 1.0, None)
+            }
             "linear" => (plain(scaling.number("factor")?), 1.0, None),
             "dynamic" => (plain(1.0), 1.0, Some(self.dynamic(&scaling)?)),
             "llama3" => (self.llama3(&scaling)?, 1.0, None),

@@ -47,6 +47,8 @@ pub struct Turn<'a> {
     pub table: &'a rope::Table,
     pub traditional: bool,
     pub mscale: f32,
+    /// Heads turn before they are normed, not after.
+    pub before_norms: bool,
 }
 
 /// A row's tokens and buffers.
@@ -101,7 +103,13 @@ fn prepare(isa: Isa, layer: &Layer, turn: Option<&Turn>, q: &mut [f32], k: &mut 
     let per_job = n.div_ceil(4 * pool::threads()).max(8);
     let tokens = q.chunks_mut(per_job * layer.n_heads * d).zip(k.chunks_mut(per_job * layer.n_kv_heads * d));
     let jobs: Vec<_> = tokens.map(Mutex::new).collect();
+    let rotate = |x: &mut [f32], token: usize, first: bool| {
+        if let Some(turn) = turn.filter(|turn| turn.before_norms == first) {
+            turn.table.rotate(x, d, token, turn.traditional, turn.mscale);
+        }
+    };
     let one = |x: &mut [f32], norm: Option<Norm>, token: usize| {
+        rotate(x, token, true);
         if let Some(norm) = norm {
             let mut row = vec![0.0; d];
             for head in x.chunks_exact_mut(d) {
@@ -109,9 +117,7 @@ fn prepare(isa: Isa, layer: &Layer, turn: Option<&Turn>, q: &mut [f32], k: &mut 
                 head.copy_from_slice(&row);
             }
         }
-        if let Some(turn) = turn {
-            turn.table.rotate(x, d, token, turn.traditional, turn.mscale);
-        }
+        rotate(x, token, false);
     };
     pool::run(jobs.len(), |i| {
         let mut job = jobs[i].lock().expect("each job runs once");
