@@ -40,8 +40,13 @@ impl Output {
         self.split_by(tokenizer.token_id(THINK).is_some())
     }
 
+    /// Whether the answer begins inside reasoning.
+    pub fn is_open(&self) -> bool {
+        self.prompt.rfind(THINK).is_some_and(|at| !self.prompt[at..].contains(THOUGHT))
+    }
+
     fn split_by(&self, thinks: bool) -> Splitter {
-        let open = thinks && self.prompt.rfind(THINK).is_some_and(|at| !self.prompt[at..].contains(THOUGHT));
+        let open = thinks && self.is_open();
         let name = |tool: &Value| Some(tool["function"]["name"].as_str()?.to_owned());
         Splitter {
             thinks,

@@ -215,7 +215,14 @@ async fn what_cannot_be_names_its_field() {
         ),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "poem"}}}}),
+            "response_format",
+        ),
+        (json!({"response_format": 5}), "response_format"),
+        (json!({"guided_regex": "a+"}), "guided_regex"),
+        (json!({"adapters": "x"}), "adapters"),
         (json!({"response_format": {"type": "poem"}}), "response_format"),
     ];
     for (fields, name) in bad {
@@ -414,4 +421,29 @@ async fn calls_are_calls_streamed_or_not() {
     // Without tools it is text.
     let text = show.ok(CHAT, go(json!({}))).await;
     assert_eq!(text["choices"][0]["message"]["content"], SPEAKS.concat());
+}
+
+#[tokio::test]
+async fn a_schema_holds_on_every_surface() {
+    let show = Stage::new(&[RED]).open();
+    let schema = json!({"enum": ["fine"]});
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+    let chat = show.ok(CHAT, go(json!({"response_format": format, "n": 2}))).await;
+    for choice in chat["choices"].as_array().unwrap() {
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!("\"fine\""), &json!("stop"))
+        );
+    }
+    let flat = json!({"type": "json_schema", "name": "n", "schema": schema});
+    let message =
+        show.ok("/v1/messages", go(json!({"max_tokens": 50, "output_config": {"format": flat}}))).await;
+    assert_eq!(message["content"][0]["text"], "\"fine\"");
+    let response = show.ok("/v1/responses", json!({"input": "go0", "text": {"format": flat}})).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "\"fine\"");
+    let line = show.ok("/api/chat", go(json!({"stream": false, "format": schema}))).await;
+    assert_eq!(line["message"]["content"], "\"fine\"");
+    // And the next request is free again.
+    assert_eq!(show.ok(CHAT, go(json!({}))).await["choices"][0]["message"]["content"], RED.concat());
 }
