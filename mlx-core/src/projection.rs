@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use crate::kernels::cpu::dense::{DMatrix, Elements};
+use crate::kernels::cpu::matrix::Matrix;
 use crate::kernels::cpu::pack::{QMatrix, Scales};
 use crate::kernels::{self, Factor};
 use crate::quant::{self, QuantMode, QuantSpec};
@@ -81,7 +83,7 @@ enum Weight {
         spec: QuantSpec,
     },
     /// In the layout of our CPU kernels.
-    Packed(Arc<QMatrix>),
+    Packed(Arc<Matrix>),
 }
 
 impl Projection {
@@ -89,7 +91,11 @@ impl Projection {
     pub fn dense(weight: Array, bias: Option<Array>, width: Width) -> Result<Self> {
         weight.eval()?;
         let (n_out, n_in) = (weight.dim(0) as usize, weight.dim(1) as usize);
-        Ok(Self { weight: Weight::Dense(weight), bias, width, n_in, n_out })
+        let weight = match kernels::on_cpu() {
+            true => Weight::Packed(Arc::new(Matrix::Dense(pack_dense(&weight)?))),
+            false => Weight::Dense(weight),
+        };
+        Ok(Self { weight, bias, width, n_in, n_out })
     }
 
     /// `words: [out, in · bits / 32]` uint32, `scales` (and `biases` in affine mode) `[out, in / group_size]`.
@@ -108,7 +114,7 @@ impl Projection {
             false => None,
         };
         let weight = match packed {
-            Some(packed) => Weight::Packed(Arc::new(packed)),
+            Some(packed) => Weight::Packed(Arc::new(Matrix::Quantized(packed))),
             None => Weight::Quantized { words, scales, biases, spec },
         };
         Ok(Self { weight, bias, width, n_in, n_out })
@@ -120,6 +126,11 @@ impl Projection {
 
     pub fn n_out(&self) -> usize {
         self.n_out
+    }
+
+    /// Whether the weight is a copy in our kernels' layout.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.weight, Weight::Packed(_))
     }
 
     pub fn nbytes(&self) -> usize {
@@ -140,24 +151,17 @@ impl Projection {
                 let [y] = norm_project(x, None, [self]);
                 return y;
             }
-            Weight::Dense(w) => {
-                self.count_fallback("matmul");
-                x.matmul(&w.astype(x.dtype()).transpose(&[1, 0]))
-            }
+            Weight::Dense(w) => x.matmul(&w.astype(x.dtype()).transpose(&[1, 0])),
             Weight::Quantized { words, scales, biases, spec } => {
-                self.count_fallback("quantized_matmul");
+                if kernels::on_cpu() {
+                    kernels::count_fallback("quantized_matmul");
+                }
                 quant::quantized_matmul(x, words, scales, biases.as_ref(), *spec)
             }
         };
         match &self.bias {
             Some(bias) => &y + &bias.astype(y.dtype()),
             None => y,
-        }
-    }
-
-    fn count_fallback(&self, op: &'static str) {
-        if kernels::on_cpu() {
-            kernels::count_fallback(op);
         }
     }
 
@@ -242,6 +246,15 @@ fn normed(x: &Array, norm: Option<&RmsNorm>) -> Array {
 /// Our kernels compute in float32, whatever type activations are kept in.
 fn in_f32(x: &Array, f: impl FnOnce(&Array) -> Array) -> Array {
     f(&x.astype(Dtype::Float32)).astype(x.dtype())
+}
+
+fn pack_dense(weight: &Array) -> Result<DMatrix> {
+    let (n, k) = (weight.dim(0) as usize, weight.dim(1) as usize);
+    Ok(match weight.dtype() {
+        Dtype::Float16 => DMatrix::pack(n, k, Elements::F16(&weight.host()?)),
+        Dtype::Bfloat16 => DMatrix::pack(n, k, Elements::Bf16(&weight.host()?)),
+        _ => DMatrix::pack(n, k, Elements::F32(&weight.astype(Dtype::Float32).host()?)),
+    })
 }
 
 fn pack(

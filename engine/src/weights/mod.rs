@@ -45,6 +45,13 @@ pub enum LoadError {
 
 pub type Result<T> = std::result::Result<T, LoadError>;
 
+/// A projection that was packed has no more use for the file's pages.
+fn copied<'a>(projection: &Projection, tensors: impl IntoIterator<Item = &'a Tensor>) {
+    if projection.is_packed() {
+        tensors.into_iter().for_each(Tensor::forget);
+    }
+}
+
 /// The first few names.
 fn some(names: &[String]) -> String {
     let shown = names.iter().take(5).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
@@ -129,21 +136,27 @@ impl Weights {
         let bias = bias.then(|| self.array("bias", &[n_out])).transpose()?;
         let width = self.store.preparation.width;
         if !self.has("scales") {
-            let weight = self.take("weight", &[n_out, n_in])?.to_array();
-            return Ok(Projection::dense(weight, bias, width)?);
+            let weight = self.take("weight", &[n_out, n_in])?;
+            let projection = Projection::dense(weight.to_array(), bias, width)?;
+            copied(&projection, [&weight]);
+            return Ok(projection);
         }
         let shape = |name: &str| {
             self.store.tensors.borrow().get(&self.join(name)).map(|t| (t.shape.clone(), t.dtype))
         };
         let spec = self.store.quantization.spec(&self.path, n_in, shape("weight"), shape("scales"))?;
         let groups = [n_out, n_in / spec.group_size as usize];
-        let words = self.take("weight", &[n_out, n_in * spec.bits as usize / 32])?.to_array();
-        let scales = self.take("scales", &groups)?.to_array();
+        let words = self.take("weight", &[n_out, n_in * spec.bits as usize / 32])?;
+        let scales = self.take("scales", &groups)?;
         let biases = match spec.mode {
-            mlx_core::quant::QuantMode::Affine => Some(self.take("biases", &groups)?.to_array()),
+            mlx_core::quant::QuantMode::Affine => Some(self.take("biases", &groups)?),
             _ => None,
         };
-        Ok(Projection::quantized(words, scales, biases, spec, bias, width)?)
+        let biases_array = biases.as_ref().map(Tensor::to_array);
+        let projection =
+            Projection::quantized(words.to_array(), scales.to_array(), biases_array, spec, bias, width)?;
+        copied(&projection, [&words, &scales].into_iter().chain(&biases));
+        Ok(projection)
     }
 
     pub fn linear(&self, name: &str, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {

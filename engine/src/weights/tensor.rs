@@ -42,6 +42,13 @@ impl Tensor {
         }
     }
 
+    /// Says that what was copied of a mapped file needn't stay in memory.
+    pub fn forget(&self) {
+        if let Bytes::Mapped(file, range) = &self.bytes {
+            mlx_core::file::forget(&file[range.clone()]);
+        }
+    }
+
     pub fn to_array(&self) -> Array {
         let shape: Vec<i32> = self.shape.iter().map(|&d| d as i32).collect();
         match &self.bytes {

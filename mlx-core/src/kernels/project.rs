@@ -5,7 +5,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::cpu::acts::Acts;
+use super::cpu::dense::{self, DMatrix, Rows};
 use super::cpu::isa::Isa;
+use super::cpu::matrix::Matrix;
 use super::cpu::pack::QMatrix;
 use super::cpu::{pointwise, pool, qmm};
 use crate::projection::{Act, RmsNorm, Width};
@@ -13,7 +15,7 @@ use crate::{Array, Dtype, Output, View, custom};
 
 /// What a matrix is multiplied with, besides the input.
 pub(crate) struct Factor<'a> {
-    pub(crate) weight: &'a Arc<QMatrix>,
+    pub(crate) weight: &'a Arc<Matrix>,
     pub(crate) bias: Option<&'a Array>,
     pub(crate) width: Width,
 }
@@ -28,9 +30,16 @@ thread_local! {
 
 #[derive(Default)]
 struct Scratch {
-    acts: Acts,
+    inputs: Prepared,
     gate: Vec<f32>,
     up: Vec<f32>,
+}
+
+/// An input as the kernels of its matrices take it.
+#[derive(Default)]
+struct Prepared {
+    acts: Acts,
+    rows: Rows,
 }
 
 /// Positions of the optional inputs behind the first.
@@ -70,13 +79,13 @@ pub(crate) fn project(
             Output::new(&shape, Dtype::Float32)
         })
         .collect();
-    let weights: Vec<Arc<QMatrix>> = factors.iter().map(|f| f.weight.clone()).collect();
+    let weights: Vec<Arc<Matrix>> = factors.iter().map(|f| f.weight.clone()).collect();
     let (eps, width) = (norm.map_or(0.0, |n| n.eps), factors[0].width);
     custom("project", &inputs.arrays, &outputs, move |ins, outs| {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut ys: Vec<&mut [f32]> = outs.iter_mut().map(|o| o.as_mut_slice()).collect();
             let norm = norm_at.map(|i| (ins[i].as_slice::<f32>(), eps));
-            multiply(&mut scratch.acts, width, ins[0].as_slice(), (m, k), norm, &weights, &mut ys);
+            multiply(&mut scratch.inputs, width, ins[0].as_slice(), (m, k), norm, &weights, &mut ys);
             for (y, bias) in ys.iter_mut().zip(&biases) {
                 finish(y, bias.map(|i| &ins[i]), residual_at.map(|i| &ins[i]), m);
             }
@@ -102,12 +111,12 @@ pub(crate) fn glu(x: &Array, norm: Option<&RmsNorm>, gate: &Factor<'_>, up: &Fac
     let (eps, width) = (norm.map_or(0.0, |n| n.eps), gate.width);
     let output = Output::new(&shape, Dtype::Float32);
     custom("glu", &inputs.arrays, &[output], move |ins, outs| {
-        SCRATCH.with_borrow_mut(|Scratch { acts, gate, up }| {
+        SCRATCH.with_borrow_mut(|Scratch { inputs, gate, up }| {
             gate.resize(m * hidden, 0.0);
             up.resize(m * hidden, 0.0);
             let norm = norm_at.map(|i| (ins[i].as_slice::<f32>(), eps));
             multiply(
-                acts,
+                inputs,
                 width,
                 ins[0].as_slice(),
                 (m, k),
@@ -141,7 +150,7 @@ pub(crate) fn rms_norm(x: &Array, weight: &Array, eps: f32) -> Array {
 }
 
 /// Rows `ids: [N]` of the matrix: `[N, in]` float32. An id past the end is an error of the evaluation.
-pub(crate) fn rows(weight: &Arc<QMatrix>, ids: &Array) -> Array {
+pub(crate) fn rows(weight: &Arc<Matrix>, ids: &Array) -> Array {
     let (n, k) = (weight.n(), weight.k());
     let shape = [ids.size() as i32, k as i32];
     let weight = weight.clone();
@@ -172,9 +181,9 @@ pub(crate) fn pick(x: &Array) -> [Array; 2] {
     results.try_into().expect("two outputs were asked for")
 }
 
-/// All products of one input; matrices of one group size share its quantized form.
-fn multiply<W: AsRef<QMatrix>>(
-    acts: &mut Acts,
+/// All products of one input; matrices of one group size share its quantized form, dense ones its rows.
+fn multiply<W: AsRef<Matrix>>(
+    inputs: &mut Prepared,
     width: Width,
     x: &[f32],
     (m, k): (usize, usize),
@@ -183,21 +192,31 @@ fn multiply<W: AsRef<QMatrix>>(
     ys: &mut [&mut [f32]],
 ) {
     let isa = Isa::detect();
-    let mut groups: Vec<usize> = weights.iter().map(|w| w.as_ref().group_size()).collect();
-    groups.dedup();
-    for group in groups {
-        acts.fill(isa, width, group, (m, k), |i, out| {
-            let x = &x[i * k..][..k];
-            match norm {
-                Some((weight, eps)) => pointwise::rms_norm(isa, x, weight, eps, out),
-                None => out.copy_from_slice(x),
-            }
-        });
-        let of_group = |w: &W| w.as_ref().group_size() == group;
-        let chosen: Vec<&QMatrix> = weights.iter().filter(|w| of_group(w)).map(AsRef::as_ref).collect();
-        let with_outputs = weights.iter().zip(ys.iter_mut()).filter(|(w, _)| of_group(w));
-        let mut outs: Vec<&mut [f32]> = with_outputs.map(|(_, y)| &mut **y).collect();
-        qmm::matmul(&chosen, acts, &mut outs);
+    let row = |i: usize, out: &mut [f32]| {
+        let x = &x[i * k..][..k];
+        match norm {
+            Some((weight, eps)) => pointwise::rms_norm(isa, x, weight, eps, out),
+            None => out.copy_from_slice(x),
+        }
+    };
+    let (mut quantized, mut dense) =
+        (Vec::<(&QMatrix, &mut [f32])>::new(), Vec::<(&DMatrix, &mut [f32])>::new());
+    for (weight, y) in weights.iter().zip(ys) {
+        match weight.as_ref() {
+            Matrix::Quantized(w) => quantized.push((w, y)),
+            Matrix::Dense(w) => dense.push((w, y)),
+        }
+    }
+    while let Some(group) = quantized.first().map(|(w, _)| w.group_size()) {
+        let of_group = quantized.extract_if(.., |(w, _)| w.group_size() == group);
+        let (weights, mut ys): (Vec<&QMatrix>, Vec<&mut [f32]>) = of_group.unzip();
+        inputs.acts.fill(isa, width, group, (m, k), row);
+        qmm::matmul(&weights, &inputs.acts, &mut ys);
+    }
+    if !dense.is_empty() {
+        let (weights, mut ys): (Vec<&DMatrix>, Vec<&mut [f32]>) = dense.into_iter().unzip();
+        inputs.rows.fill(isa, (m, k), row);
+        dense::matmul(isa, &weights, &inputs.rows, &mut ys);
     }
 }
 

@@ -85,6 +85,9 @@ fn convert_all(
     let work = || {
         while let Some((path, info, heads)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let converted = convert(path, info, *heads, fallback);
+            if let Ok(Converted { spec: Some(_), .. }) = converted {
+                mlx_core::file::forget(info.bytes());
+            }
             let n = info.bytes().len() as u64;
             progress(done.fetch_add(n, Ordering::Relaxed) + n, total);
             let mut results = results.lock().expect("no converter panics while it holds the lock");

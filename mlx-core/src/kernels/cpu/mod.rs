@@ -4,8 +4,10 @@
 pub mod acts;
 pub mod attention;
 pub(crate) mod buffer;
+pub mod dense;
 pub mod isa;
 mod lanes;
+pub mod matrix;
 pub mod pack;
 pub mod pointwise;
 pub mod pool;
