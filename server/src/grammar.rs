@@ -13,13 +13,19 @@ use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use crate::app::App;
 use crate::error::{Problem, Result};
 use crate::fields::{Fields, wrong};
-use crate::output::Output;
+use crate::output::{CALL, CALLED, Output};
 
 /// The shape that a request asks for, and the field that asks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     field: &'static str,
-    schema: Value,
+    form: Form,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Form {
+    Schema(Value),
+    Lark(String),
 }
 
 impl Shape {
@@ -29,7 +35,28 @@ impl Shape {
     }
 
     pub fn schema(field: &'static str, schema: Value) -> Self {
-        Self { field, schema }
+        Self { field, form: Form::Schema(schema) }
+    }
+
+    /// One call of one of the tools, as the answer's text has it.
+    pub fn call(tools: &[&Value]) -> Self {
+        let call = |tool: &&Value| {
+            let function = &tool["function"];
+            let arguments = function.get("parameters").filter(|schema| schema.get("type").is_some());
+            json!({
+                "type": "object", "required": ["name", "arguments"], "additionalProperties": false,
+                "properties": {
+                    "name": {"const": function["name"]},
+                    "arguments": arguments.cloned().unwrap_or_else(|| json!({"type": "object"})),
+                },
+            })
+        };
+        // Spaced as templates show calls to models.
+        let style = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        let any: Vec<Value> = tools.iter().map(call).collect();
+        let schema = json!({"anyOf": any, "x-guidance": style});
+        let lark = format!("start: \"{CALL}\\n\" call \"\\n{CALLED}\"\ncall: %json {schema}\n");
+        Self { field: "tool_choice", form: Form::Lark(lark) }
     }
 
     /// Of a `{"type": …}` as several surfaces have it. OpenAI's chat has the schema one level down.
@@ -96,7 +123,10 @@ pub async fn compile(
         let tokenizer = &app.model.tokenizer;
         let factory = app.grammars.factory.get_or_init(|| factory(tokenizer, app.model.info.vocab_size));
         let factory = factory.as_ref().map_err(|err| Problem::internal(err.clone()))?;
-        let grammar = TopLevelGrammar::from_json_schema(shape.schema.clone());
+        let grammar = match shape.form {
+            Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema),
+            Form::Lark(lark) => TopLevelGrammar::from_lark(lark),
+        };
         let parser = factory.create_parser(grammar).map_err(|err| refused(err.to_string()))?;
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(err) = matcher.get_error() {

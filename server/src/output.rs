@@ -32,8 +32,8 @@ pub struct Output {
 
 const THINK: &str = "<think>";
 const THOUGHT: &str = "</think>";
-const CALL: &str = "<tool_call>";
-const CALLED: &str = "</tool_call>";
+pub const CALL: &str = "<tool_call>";
+pub const CALLED: &str = "</tool_call>";
 
 impl Output {
     pub fn splitter(&self, tokenizer: &Tokenizer) -> Splitter {

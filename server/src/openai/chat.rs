@@ -25,11 +25,12 @@ pub async fn chat(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Re
     let fields = body.fields();
     let head = Head::new("chatcmpl-", app.resolve(fields.text("model")?)?);
     let streaming = Streaming::read(&fields)?;
-    let mut plan = plan(&app, &fields)?;
+    let tools = Tools::read(&fields)?;
+    let mut plan = plan(&app, &fields, &tools)?;
     let rendered = chat::render(&app, conversation(&fields, &plan.output.tools)?).await?;
     plan.output.prompt = rendered.text;
     plan.prompts = vec![rendered.tokens];
-    plan.constraint = grammar::compile(&app, grammar::of_chat(&fields)?, &plan.output).await?;
+    plan.constraint = grammar::compile(&app, tools.forced(grammar::of_chat(&fields)?), &plan.output).await?;
     let n = plan.n;
     let answers = Answers::start(&app, &call, plan).await?;
     if !streaming.on {
@@ -40,8 +41,7 @@ pub async fn chat(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Re
     Ok(stream::respond(shape, |sink| writer.run(answers, sink)))
 }
 
-fn plan(app: &App, fields: &Fields<'_>) -> Result<Plan> {
-    let tools = Tools::read(fields)?;
+fn plan(app: &App, fields: &Fields<'_>, tools: &Tools) -> Result<Plan> {
     let top = fields.integer("top_logprobs", -1..=20)?.filter(|top| 0 <= *top);
     let wanted = fields.boolean("logprobs")?.unwrap_or(false) || 0 < top.unwrap_or(0);
     Ok(Plan {

@@ -55,7 +55,7 @@ async fn create(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Resu
     };
     let rendered = chat::render(&app, input.conversation()).await?;
     let output = Output { tools: input.tools.offered(), prompt: rendered.text };
-    let constraint = grammar::compile(&app, shape(&fields)?, &output).await?;
+    let constraint = grammar::compile(&app, input.tools.forced(shape(&fields)?), &output).await?;
     let plan = Plan { prompts: vec![rendered.tokens], output, constraint, ..plan };
     let reply = Reply {
         head: head(&fields, model, &plan),
