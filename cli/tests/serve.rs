@@ -115,6 +115,37 @@ fn a_long_prompt_that_comes_again_is_remembered() {
 }
 
 #[test]
+fn a_schema_holds_whatever_the_seed() {
+    let server = Server::start(&[]);
+    let schema = json!({
+        "type": "object", "required": ["a", "k"], "additionalProperties": false,
+        "properties": {"a": {"type": "integer"}, "k": {"enum": ["x", "y"]}},
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let free = server.post("/v1/chat/completions", &ask(json!({"temperature": 0})));
+    std::thread::scope(|scope| {
+        for seed in 0..20 {
+            let body = ask(json!({"response_format": format, "seed": seed, "max_tokens": 60}));
+            let server = &server;
+            scope.spawn(move || {
+                let answer = server.post("/v1/chat/completions", &body);
+                let choice = &answer["choices"][0];
+                if choice["finish_reason"] == "length" {
+                    return;
+                }
+                let text = choice["message"]["content"].as_str().unwrap();
+                let value: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{text:?}"));
+                assert!(value["a"].is_i64() || value["a"].is_u64() || value["a"].is_number(), "{text}");
+                assert!(value["k"] == "x" || value["k"] == "y", "{text}");
+                assert_eq!(value.as_object().unwrap().len(), 2, "{text}");
+            });
+        }
+        let again = server.post("/v1/chat/completions", &ask(json!({"temperature": 0})));
+        assert_eq!(again["choices"], free["choices"]);
+    });
+}
+
+#[test]
 fn a_client_that_hangs_up_is_forgotten() {
     let server = Server::start(&[]);
     let long = |stream: bool| {

@@ -11,6 +11,7 @@ use engine::thread::EngineHandle;
 use engine::{Loaded, ModelInfo};
 
 use crate::error::{Kind, Problem};
+use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{admin, anthropic, guard, ollama, openai};
@@ -37,6 +38,7 @@ pub struct App {
     pub model: Model,
     pub settings: Settings,
     pub metrics: Metrics,
+    pub grammars: Grammars,
     pub responses: openai::responses::Store,
     /// In seconds since 1970.
     pub started: u64,
@@ -49,6 +51,7 @@ impl App {
             model,
             settings,
             metrics: Metrics::default(),
+            grammars: Grammars::default(),
             responses: openai::responses::Store::default(),
             started: crate::ids::unix_time(),
             up: Instant::now(),

@@ -15,6 +15,7 @@ mod ollama;
 mod openai;
 
 mod chat;
+mod grammar;
 mod output;
 mod params;
 mod session;

@@ -32,16 +32,21 @@ pub struct Output {
 
 const THINK: &str = "<think>";
 const THOUGHT: &str = "</think>";
-const CALL: &str = "<tool_call>";
-const CALLED: &str = "</tool_call>";
+pub const CALL: &str = "<tool_call>";
+pub const CALLED: &str = "</tool_call>";
 
 impl Output {
     pub fn splitter(&self, tokenizer: &Tokenizer) -> Splitter {
         self.split_by(tokenizer.token_id(THINK).is_some())
     }
 
+    /// Whether the answer begins inside reasoning.
+    pub fn is_open(&self) -> bool {
+        self.prompt.rfind(THINK).is_some_and(|at| !self.prompt[at..].contains(THOUGHT))
+    }
+
     fn split_by(&self, thinks: bool) -> Splitter {
-        let open = thinks && self.prompt.rfind(THINK).is_some_and(|at| !self.prompt[at..].contains(THOUGHT));
+        let open = thinks && self.is_open();
         let name = |tool: &Value| Some(tool["function"]["name"].as_str()?.to_owned());
         Splitter {
             thinks,

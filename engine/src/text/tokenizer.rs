@@ -132,7 +132,8 @@ impl Tokenizer {
         &self.scheme
     }
 
-    pub(super) fn is_special(&self, id: TokenId) -> bool {
+    /// Whether the token marks structure rather than being text.
+    pub fn is_special(&self, id: TokenId) -> bool {
         self.inner.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
     }
 

@@ -15,6 +15,7 @@ use crate::body::JsonBody;
 use crate::chat;
 use crate::error::{Dialect, Problem, Result, json_response};
 use crate::fields::Fields;
+use crate::grammar;
 use crate::guard::Call;
 use crate::ids;
 use crate::output::Output;
@@ -31,6 +32,7 @@ pub async fn create(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> 
     let rendered = chat::render(&app, conversation).await?;
     plan.output = Output { tools: tools.offered(), prompt: rendered.text };
     plan.prompts = vec![rendered.tokens];
+    plan.constraint = grammar::compile(&app, tools.forced(request::shape(&fields)?), &plan.output).await?;
     let bounded = plan.max_tokens.is_some();
     let message = Message { id: ids::fresh("msg_"), model, bounded, blocks: Blocks::default() };
     let answers = Answers::start(&app, &call, plan).await?;

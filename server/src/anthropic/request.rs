@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::chat::{self, Conversation};
 use crate::error::{Problem, Result};
 use crate::fields::{Fields, wrong};
+use crate::grammar::Shape;
 use crate::openai::{Choice, MessageParts, Tools, join_parts};
 
 const LINES: MessageParts = MessageParts { between: "\n" };
@@ -212,14 +213,17 @@ fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>> {
         if let Some(effort) = config.text("effort")? {
             chat::effort_kwargs(effort, &mut kwargs);
         }
-        if config.get("format").is_some() {
-            let message = "`output_config.format` is not supported yet; leave it out";
-            return Err(Problem::field("output_config.format", message));
-        }
     }
     if let Some(thinking) = fields.get("thinking") {
         let kind = Fields::at(thinking, "thinking")?.text("type")?;
         kwargs.insert("enable_thinking".into(), json!(kind != Some("disabled")));
     }
     Ok(kwargs)
+}
+
+/// The shape that the answer must have.
+pub fn shape(fields: &Fields<'_>) -> Result<Option<Shape>> {
+    let Some(config) = fields.get("output_config") else { return Ok(None) };
+    let format = Fields::at(config, "output_config")?.get("format");
+    format.map_or(Ok(None), |format| Shape::read(format, "output_config.format"))
 }

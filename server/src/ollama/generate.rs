@@ -13,6 +13,7 @@ use crate::body::JsonBody;
 use crate::chat::{self, Conversation, Rendered};
 use crate::error::{Dialect, Problem, Result, json_response};
 use crate::fields::{Fields, wrong};
+use crate::grammar;
 use crate::guard::Call;
 use crate::openai::{self, Tools};
 use crate::output::{Output, Piece};
@@ -38,7 +39,8 @@ pub async fn chat(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Re
     };
     let plan = plan(&app, &fields)?;
     let rendered = chat::render(&app, conversation).await?;
-    writer.run(&app, &call, Plan { output: Output { tools, ..plan.output }, ..plan }, rendered).await
+    let plan = Plan { output: Output { tools, ..plan.output }, ..plan };
+    writer.run(&app, &call, ready(&app, &fields, plan, rendered).await?).await
 }
 
 pub async fn generate(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Result<Response> {
@@ -71,7 +73,7 @@ pub async fn generate(State(app): State<Arc<App>>, call: Call, body: JsonBody) -
     };
     let context = openai::token_ids(&app, fields.array("context")?.unwrap_or_default(), "context")?;
     rendered.tokens.splice(0..0, context);
-    writer.run(&app, &call, plan, rendered).await
+    writer.run(&app, &call, ready(&app, &fields, plan, rendered).await?).await
 }
 
 fn no_images(images: Option<&Value>, name: &str) -> Result<()> {
@@ -84,9 +86,6 @@ fn no_images(images: Option<&Value>, name: &str) -> Result<()> {
 }
 
 fn plan(app: &App, fields: &Fields<'_>) -> Result<Plan> {
-    if fields.get("format").is_some_and(|format| format != "") {
-        return Err(Problem::field("format", "`format` is not supported yet; leave it out"));
-    }
     let none = Map::new();
     let options = fields.object("options")?.unwrap_or(&none);
     let options = Fields::root(options);
@@ -105,6 +104,25 @@ fn plan(app: &App, fields: &Fields<'_>) -> Result<Plan> {
         logprobs: logprobs.then_some(fields.integer("top_logprobs", 0..=20)?.unwrap_or(0) as usize),
         ..Plan::default()
     })
+}
+
+/// The plan with its prompt, and with the grammar of the answer.
+async fn ready(app: &Arc<App>, fields: &Fields<'_>, mut plan: Plan, rendered: Rendered) -> Result<Plan> {
+    plan.output.prompt = rendered.text;
+    plan.prompts = vec![rendered.tokens];
+    plan.constraint = grammar::compile(app, shape(fields)?, &plan.output).await?;
+    Ok(plan)
+}
+
+/// `"json"`, or a schema.
+fn shape(fields: &Fields<'_>) -> Result<Option<grammar::Shape>> {
+    match fields.get("format") {
+        None => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => Ok(Some(grammar::Shape::object("format"))),
+        Some(schema @ Value::Object(_)) => Ok(Some(grammar::Shape::schema("format", schema.clone()))),
+        Some(other) => Err(wrong("format", "\"json\" or a JSON schema", other)),
+    }
 }
 
 fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>> {
@@ -148,9 +166,7 @@ impl Writer {
         json_response(StatusCode::OK, &line)
     }
 
-    async fn run(self, app: &Arc<App>, call: &Call, mut plan: Plan, rendered: Rendered) -> Result<Response> {
-        plan.output.prompt = rendered.text;
-        plan.prompts = vec![rendered.tokens];
+    async fn run(self, app: &Arc<App>, call: &Call, plan: Plan) -> Result<Response> {
         let answers = Answers::start(app, call, plan).await?;
         if self.streams {
             let beat = self.line(&Gathered::default(), false);

@@ -13,7 +13,8 @@ use crate::app::App;
 use crate::body::JsonBody;
 use crate::chat::{self, Conversation};
 use crate::error::{Dialect, Problem, Result, json_response};
-use crate::fields::{Fields, wrong};
+use crate::fields::Fields;
+use crate::grammar;
 use crate::guard::Call;
 use crate::output::{Output, Piece};
 use crate::params;
@@ -24,10 +25,12 @@ pub async fn chat(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Re
     let fields = body.fields();
     let head = Head::new("chatcmpl-", app.resolve(fields.text("model")?)?);
     let streaming = Streaming::read(&fields)?;
-    let mut plan = plan(&app, &fields)?;
+    let tools = Tools::read(&fields)?;
+    let mut plan = plan(&app, &fields, &tools)?;
     let rendered = chat::render(&app, conversation(&fields, &plan.output.tools)?).await?;
     plan.output.prompt = rendered.text;
     plan.prompts = vec![rendered.tokens];
+    plan.constraint = grammar::compile(&app, tools.forced(grammar::of_chat(&fields)?), &plan.output).await?;
     let n = plan.n;
     let answers = Answers::start(&app, &call, plan).await?;
     if !streaming.on {
@@ -38,50 +41,15 @@ pub async fn chat(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Re
     Ok(stream::respond(shape, |sink| writer.run(answers, sink)))
 }
 
-fn plan(app: &App, fields: &Fields<'_>) -> Result<Plan> {
-    let tools = Tools::read(fields)?;
+fn plan(app: &App, fields: &Fields<'_>, tools: &Tools) -> Result<Plan> {
     let top = fields.integer("top_logprobs", -1..=20)?.filter(|top| 0 <= *top);
     let wanted = fields.boolean("logprobs")?.unwrap_or(false) || 0 < top.unwrap_or(0);
-    response_format(fields)?;
     Ok(Plan {
         logprobs: wanted.then_some(top.unwrap_or(0) as usize),
         output: Output { tools: tools.offered(), ..Output::default() },
         one_call: fields.boolean("parallel_tool_calls")? == Some(false),
         ..params::read(app, fields, 1)?
     })
-}
-
-/// Refuses what would need a grammar: an answer must never silently be less than what was asked for.
-pub fn response_format(fields: &Fields<'_>) -> Result<()> {
-    if let Some(format) = fields.get("response_format") {
-        let kind = match format {
-            Value::String(kind) => Some(kind.as_str()),
-            Value::Object(map) => map.get("type").and_then(Value::as_str),
-            other => return Err(wrong("response_format", "an object", other)),
-        };
-        match kind {
-            Some("text") => {}
-            Some(kind @ ("json_object" | "json_schema")) => {
-                let message = format!("`response_format`: `{kind}` is not supported yet; use `text`");
-                return Err(Problem::field("response_format", message));
-            }
-            kind => {
-                let kind = kind.unwrap_or("none");
-                let message = format!(
-                    "`response_format.type` should be text, json_object or json_schema, not `{kind}`"
-                );
-                return Err(Problem::field("response_format", message));
-            }
-        }
-    }
-    for name in
-        ["grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs"]
-    {
-        if fields.get(name).is_some() {
-            return Err(Problem::field(name, format!("`{name}` is not supported yet; leave it out")));
-        }
-    }
-    Ok(())
 }
 
 fn conversation(fields: &Fields<'_>, tools: &[Value]) -> Result<Conversation> {

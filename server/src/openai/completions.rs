@@ -14,6 +14,7 @@ use crate::body::JsonBody;
 use crate::chat;
 use crate::error::{Dialect, Problem, Result, json_response};
 use crate::fields::{Fields, wrong};
+use crate::grammar;
 use crate::guard::Call;
 use crate::output::Piece;
 use crate::params;
@@ -32,6 +33,7 @@ pub async fn completions(State(app): State<Arc<App>>, call: Call, body: JsonBody
         return Err(Problem::field("echo", message));
     }
     plan.prompts = prompts(&app, &fields).await?;
+    plan.constraint = grammar::compile(&app, grammar::of_chat(&fields)?, &plan.output).await?;
     let n = plan.n;
     let echoes: Vec<String> = plan.prompts.iter().map(|p| app.model.tokenizer.decode(p, true)).collect();
     let echo_of =
@@ -50,7 +52,6 @@ fn plan(app: &App, fields: &Fields<'_>) -> Result<Plan> {
     if fields.get("suffix").is_some_and(|suffix| suffix != "") {
         return Err(Problem::field("suffix", "`suffix`: the model can't fill in the middle; leave it out"));
     }
-    super::chat::response_format(fields)?;
     let plan = params::read(app, fields, 0)?;
     if fields.integer("best_of", 1..=i64::MAX)?.is_some_and(|best| best as usize != plan.n) {
         return Err(Problem::field(

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{Kind, Problem, Result};
+use crate::error::{Problem, Result};
 use crate::fields::{Fields, wrong};
+use crate::grammar::Shape;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -64,11 +65,20 @@ impl Tools {
             Choice::Required if self.list.is_empty() => {
                 Err(Problem::field("tool_choice", "`tool_choice` asks for a call, but there are no tools"))
             }
-            Choice::Required | Choice::Named(_) => {
-                let message = "`tool_choice` can be `auto` or `none`; calls can't be forced yet";
-                Err(Problem { param: Some("tool_choice".into()), ..Problem::new(Kind::Invalid, message) })
-            }
+            Choice::Required | Choice::Named(_) => Ok(self),
         }
+    }
+
+    /// What holds the answer to a call, or else to `shape`.
+    pub fn forced(&self, shape: Option<Shape>) -> Option<Shape> {
+        let tools: Vec<&Value> = match &self.choice {
+            Choice::Auto | Choice::None => return shape,
+            Choice::Required => self.list.iter().collect(),
+            Choice::Named(name) => {
+                self.list.iter().filter(|tool| tool["function"]["name"] == **name).collect()
+            }
+        };
+        Some(Shape::call(&tools))
     }
 
     /// Those that the prompt tells of.

@@ -126,7 +126,7 @@ async fn errors_are_in_anthropics_words() {
         (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),
         (json!({"max_tokens": -5}), "max_tokens"),
         (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
-        (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format"),
+        (json!({"output_config": {"format": {"type": "poem"}}}), "output_config.format"),
     ] {
         let (status, body) = show.post(PATH, go(fields.clone())).await;
         let message = body["error"]["message"].as_str().unwrap();

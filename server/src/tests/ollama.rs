@@ -43,7 +43,7 @@ async fn generate_answers_a_prompt() {
     assert_eq!((&idle["done"], &idle["done_reason"]), (&json!(true), &json!("load")));
     let gone = show.ok("/api/chat", json!({"model": "scripted", "messages": [], "keep_alive": 0})).await;
     assert_eq!(gone["done_reason"], "unload");
-    for refused in [json!({"format": "json"}), json!({"suffix": "x"}), json!({"images": ["AAAA"]})] {
+    for refused in [json!({"format": "yaml"}), json!({"suffix": "x"}), json!({"images": ["AAAA"]})] {
         let (status, answer) = show.post("/api/generate", body(refused)).await;
         assert!(status == 400 && answer["error"].is_string(), "{answer}");
     }

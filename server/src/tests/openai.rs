@@ -215,7 +215,14 @@ async fn what_cannot_be_names_its_field() {
         ),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "poem"}}}}),
+            "response_format",
+        ),
+        (json!({"response_format": 5}), "response_format"),
+        (json!({"guided_regex": "a+"}), "guided_regex"),
+        (json!({"adapters": "x"}), "adapters"),
         (json!({"response_format": {"type": "poem"}}), "response_format"),
     ];
     for (fields, name) in bad {
@@ -414,4 +421,77 @@ async fn calls_are_calls_streamed_or_not() {
     // Without tools it is text.
     let text = show.ok(CHAT, go(json!({}))).await;
     assert_eq!(text["choices"][0]["message"]["content"], SPEAKS.concat());
+}
+
+#[tokio::test]
+async fn a_schema_holds_on_every_surface() {
+    let show = Stage::new(&[RED]).open();
+    let schema = json!({"enum": ["fine"]});
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+    let chat = show.ok(CHAT, go(json!({"response_format": format, "n": 2}))).await;
+    for choice in chat["choices"].as_array().unwrap() {
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!("\"fine\""), &json!("stop"))
+        );
+    }
+    let flat = json!({"type": "json_schema", "name": "n", "schema": schema});
+    let message =
+        show.ok("/v1/messages", go(json!({"max_tokens": 50, "output_config": {"format": flat}}))).await;
+    assert_eq!(message["content"][0]["text"], "\"fine\"");
+    let response = show.ok("/v1/responses", json!({"input": "go0", "text": {"format": flat}})).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "\"fine\"");
+    let line = show.ok("/api/chat", go(json!({"stream": false, "format": schema}))).await;
+    assert_eq!(line["message"]["content"], "\"fine\"");
+    // And the next request is free again.
+    assert_eq!(show.ok(CHAT, go(json!({}))).await["choices"][0]["message"]["content"], RED.concat());
+}
+
+#[tokio::test]
+async fn a_call_can_be_forced() {
+    let show = Stage::new(&[RED]).open();
+    let tool = |name: &str, value: &str| {
+        let parameters = json!({
+            "type": "object", "properties": {"a": {"enum": [value]}}, "required": ["a"], "additionalProperties": false,
+        });
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
+    let tools = json!([tool("f", "x"), tool("g", "y")]);
+    for (choice, name, arguments) in [
+        (json!("required"), "f", "{\"a\":\"x\"}"),
+        (json!({"type": "function", "function": {"name": "g"}}), "g", "{\"a\":\"y\"}"),
+    ] {
+        let answer = show.ok(CHAT, go(json!({"tools": tools, "tool_choice": choice}))).await;
+        let function = json!({"name": name, "arguments": arguments});
+        assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"], function, "{answer}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    }
+    let own = json!([{"name": "f", "input_schema": tools[0]["function"]["parameters"]}]);
+    let choice = json!({"type": "tool", "name": "f"});
+    let message =
+        show.ok("/v1/messages", go(json!({"max_tokens": 90, "tools": own, "tool_choice": choice}))).await;
+    assert_eq!(
+        (&message["stop_reason"], &message["content"][0]["input"]),
+        (&json!("tool_use"), &json!({"a": "x"}))
+    );
+    let unknown = json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "h"}}});
+    assert_eq!(show.post(CHAT, go(unknown)).await.1["error"]["param"], "tool_choice");
+}
+
+#[tokio::test]
+async fn schemas_of_common_libraries_are_taken() {
+    let show = Stage::new(&[RED]).open();
+    let schema = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "title": "Answer", "type": "object",
+        "$defs": {"Step": {"title": "Step", "type": "object", "required": ["text"], "additionalProperties": false,
+                           "properties": {"text": {"title": "Text", "type": "string", "description": "d"}}}},
+        "properties": {
+            "steps": {"type": "array", "items": {"$ref": "#/$defs/Step"}, "default": []},
+            "at": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+        },
+        "required": ["steps", "at"], "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    show.ok(CHAT, go(json!({"response_format": format, "max_tokens": 3}))).await;
 }

@@ -156,7 +156,7 @@ async fn failures_are_told_in_the_stream() {
         (json!({"input": []}), "input"),
         (json!({"input": 5}), "input"),
         (json!({"input": "x", "background": true}), "background"),
-        (json!({"input": "x", "text": {"format": {"type": "json_schema"}}}), "text.format"),
+        (json!({"input": "x", "text": {"format": {"type": "poem"}}}), "text.format"),
     ] {
         let (status, answer) = show.post(PATH, body.clone()).await;
         assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(name)), "{body}");

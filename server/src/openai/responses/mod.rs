@@ -18,6 +18,7 @@ use crate::body::JsonBody;
 use crate::chat;
 use crate::error::{Dialect, Kind, Problem, Result, json_response};
 use crate::fields::Fields;
+use crate::grammar;
 use crate::guard::Call;
 use crate::ids;
 use crate::output::Output;
@@ -53,11 +54,9 @@ async fn create(State(app): State<Arc<App>>, call: Call, body: JsonBody) -> Resu
         ..params::read(&app, &fields, 1)?
     };
     let rendered = chat::render(&app, input.conversation()).await?;
-    let plan = Plan {
-        prompts: vec![rendered.tokens],
-        output: Output { tools: input.tools.offered(), prompt: rendered.text },
-        ..plan
-    };
+    let output = Output { tools: input.tools.offered(), prompt: rendered.text };
+    let constraint = grammar::compile(&app, input.tools.forced(shape(&fields)?), &output).await?;
+    let plan = Plan { prompts: vec![rendered.tokens], output, constraint, ..plan };
     let reply = Reply {
         head: head(&fields, model, &plan),
         items: Items::new(input.namespaces.clone()),
@@ -76,15 +75,13 @@ fn refuse(fields: &Fields<'_>) -> Result<()> {
     if fields.boolean("background")? == Some(true) {
         return Err(Problem::field("background", "`background` is not supported; leave it out"));
     }
-    let Some(text) = fields.get("text") else { return Ok(()) };
-    let Some(format) = Fields::at(text, "text")?.get("format") else { return Ok(()) };
-    match Fields::at(format, "text.format")?.text("type")? {
-        None | Some("text") => Ok(()),
-        Some(kind) => {
-            let message = format!("`text.format`: `{kind}` is not supported yet; use `text`");
-            Err(Problem::field("text.format", message))
-        }
-    }
+    Ok(())
+}
+
+fn shape(fields: &Fields<'_>) -> Result<Option<grammar::Shape>> {
+    let Some(text) = fields.get("text") else { return Ok(None) };
+    let format = Fields::at(text, "text")?.get("format");
+    format.map_or(Ok(None), |format| grammar::Shape::read(format, "text.format"))
 }
 
 /// The response's object before it has any output.
