@@ -31,6 +31,36 @@ impl RmsNorm {
     }
 }
 
+/// Layer norm, arXiv 1607.06450: `(x - mean(x)) / deviation(x) · weight + bias`.
+#[derive(Clone)]
+pub struct LayerNorm {
+    /// `[W]`, as wide as a row.
+    pub weight: Option<Array>,
+    /// `[W]`
+    pub bias: Option<Array>,
+    /// Entries that are normalised together: a row, or a head of it.
+    pub dim: usize,
+    pub eps: f32,
+}
+
+impl LayerNorm {
+    /// Normalises each `dim` entries of the last axis.
+    pub fn forward(&self, x: &Array) -> Array {
+        if kernels::on_cpu() {
+            let wide = |x: &Array| x.astype(Dtype::Float32);
+            let (weight, bias) = (self.weight.as_ref().map(wide), self.bias.as_ref().map(wide));
+            return in_f32(x, |x| kernels::layer_norm(x, weight.as_ref(), bias.as_ref(), self.dim, self.eps));
+        }
+        if x.dim(-1) as usize == self.dim {
+            return fast::layer_norm(x, self.weight.as_ref(), self.bias.as_ref(), self.eps);
+        }
+        let heads = x.reshape(&[-1, self.dim as i32]);
+        let y = fast::layer_norm(&heads, None, None, self.eps).reshape(x.shape());
+        let y = self.weight.as_ref().map_or(y.clone(), |weight| &y * weight);
+        self.bias.as_ref().map_or(y.clone(), |bias| &y + bias)
+    }
+}
+
 /// The nonlinearity of a gated unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {

@@ -1,6 +1,7 @@
 """Makes the goldens: what mlx-lm computes, for our tests to be compared with. README.md says how.
 
     python make.py tiny [CASE...]      logits and greedy tokens of tiny models, all or those named
+    python make.py gguf                what GGUF files of some of them hold
     python make.py sampling            what each sampling stage leaves of a distribution
     python make.py smollm2 GGUF FOLDER export the default model to FOLDER and answer questions with it
 """
@@ -17,6 +18,10 @@ def main() -> None:
             import tiny
 
             tiny.make(HERE, names)
+        case ["gguf"]:
+            import gguf_models
+
+            gguf_models.make(HERE)
         case ["sampling"]:
             import sampling
 

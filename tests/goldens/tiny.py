@@ -3,6 +3,7 @@
 A family is an entry of `FAMILIES`: a base config and, by case name, what each case changes in it.
 """
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -60,6 +61,82 @@ LONGROPE = rope(
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+
+
+# The dense families. What they share with Llama in one case each; what they add, one case for each path.
+DENSE = LLAMA | {"head_dim": 16}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "sliding_window": 8}
+AFFINE_4 = {"quantization": {"group_size": 32, "bits": 4}}
+
+
+def dense(model_type: str, cases: dict, **changes) -> tuple[dict, dict]:
+    """A family like Llama, with 4-bit matrices in one more case."""
+    base = {key: value for key, value in (DENSE | {"model_type": model_type} | changes).items() if value is not ...}
+    return base, cases | {"affine_4_32": AFFINE_4}
+
+
+def tower(text: dict, **changes) -> dict:
+    """The config of a model that sees, whose language model is `text`."""
+    keys = {key: value for key, value in text.items() if value is not ...}
+    return {"model_type": changes.pop("model_type"), "vocab_size": text["vocab_size"], "text_config": keys} | changes
+
+
+TIED = {"tie_word_embeddings": True}
+GEMMA3 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": ...,
+}
+GEMMA3_4B = {
+    "query_pre_attn_scalar": 16,
+    "num_hidden_layers": 7,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GRANITE = {
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+MINISTRAL3 = {
+    "rope_theta": ...,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 8,
+    },
+}
+LAYER_NORM = {"rms_norm_eps": ..., "layer_norm_eps": 1e-5}
+NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+GPT_NEOX = LAYER_NORM | {"rotary_emb_base": 10000, "rotary_pct": 0.5, "num_key_value_heads": ..., "head_dim": ...}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 128,
+    "n_ctx": 256,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 256,
+    "layer_norm_epsilon": 1e-5,
+}
+PHI3_LONGROPE = {
+    "rope_scaling": LONGROPE["rope_scaling"] | {"type": "longrope"},
+    "original_max_position_embeddings": 64,
+}
 
 FAMILIES = {
     "llama": (
@@ -122,6 +199,149 @@ FAMILIES = {
         LLAMA | {"model_type": "mistral", "sliding_window": 4096, "rope_theta": 1000000.0},
         {"plain": {}, "head_dim": {"head_dim": 32}, "window_without_layer_types": {"sliding_window": 8}},
     ),
+    "qwen2": dense("qwen2", {"untied": {}, "tied": TIED}),
+    "qwen3": dense("qwen3", {"untied": {}, "tied": TIED, "head_dim": {"head_dim": 24}}, max_position_embeddings=2048),
+    "gemma2": dense("gemma2", {"plain": {}, "head_scalar": {"query_pre_attn_scalar": 16.0}}, query_pre_attn_scalar=24.0, tie_word_embeddings=...),
+    "gemma3_text": dense(
+        "gemma3_text",
+        {"plain": {}, "scaled": {"rope_scaling": {"type": "linear", "factor": 8.0}}, "head_scalar": GEMMA3_4B},
+        **GEMMA3,
+    ),
+    "gemma3": (tower(DENSE | {"model_type": "gemma3_text"} | GEMMA3, model_type="gemma3"), {"plain": {}}),
+    "smollm3": dense(
+        "smollm3",
+        {"pattern": {}, "tied": TIED, "listed": {"no_rope_layers": [0, 1, 1, 0, 1]}},
+        num_hidden_layers=5,
+    ),
+    "phi3": dense(
+        "phi3",
+        {
+            "plain": {},
+            "tied": TIED,
+            "longrope": PHI3_LONGROPE,
+            "partial": {"partial_rotary_factor": 0.75},
+            "unknown_scaling": {"rope_scaling": {"type": "yarn", "long_factor": [1.0]}},
+        },
+    ),
+    "glm": dense("glm", {"tied": TIED, "untied": {}, "bias": {"attention_bias": True}}),
+    "glm4": dense(
+        "glm4", {"plain": {}, "bias": {"attention_bias": True}}, partial_rotary_factor=0.5, attention_bias=False
+    ),
+    "olmo2": dense("olmo2", {"untied": {}, "tied": TIED}),
+    "olmo3": dense(
+        "olmo3",
+        {
+            "listed": ALTERNATING,
+            "default_pattern": {},
+            "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=64),
+        },
+        num_hidden_layers=5,
+        sliding_window=8,
+    ),
+    "cohere": dense(
+        "cohere",
+        {"plain": {}, "bias": {"attention_bias": True, "layer_norm_bias": True}, "qk_norm": {"use_qk_norm": True}},
+        logit_scale=0.5,
+        head_dim=...,
+        tie_word_embeddings=...,
+        **LAYER_NORM,
+    ),
+    "cohere2": dense(
+        "cohere2",
+        {"plain": {}, "bias": {"attention_bias": True, "layer_norm_bias": True}},
+        num_hidden_layers=5,
+        sliding_window=8,
+        logit_scale=0.5,
+        tie_word_embeddings=...,
+        **LAYER_NORM,
+    ),
+    "ministral3": dense("ministral3", {"untied": {}, "tied": TIED, "sliding": ALTERNATING}, **MINISTRAL3),
+    "mistral3": (
+        tower(DENSE | MINISTRAL3 | {"model_type": "ministral3"}, model_type="mistral3"),
+        {"ministral3": {}, "llama": tower(DENSE | {"model_type": "mistral"}, model_type="mistral3")},
+    ),
+    "qwen2_vl": (
+        tower(DENSE | {"model_type": "qwen2_vl"}, model_type="qwen2_vl"),
+        {
+            "nested": {},
+            "mrope": tower(DENSE | rope("mrope", type="mrope", mrope_section=[2, 3, 3]), model_type="qwen2_5_vl"),
+        },
+    ),
+    "qwen3_vl": (tower(DENSE | {"model_type": "qwen3_vl_text"}, model_type="qwen3_vl"), {"nested": {}}),
+    "granite": dense(
+        "granite",
+        {"untied": {}, "tied": TIED, "biases": {"attention_bias": True, "mlp_bias": True}},
+        head_dim=...,
+        **GRANITE,
+    ),
+    "exaone4": dense(
+        "exaone4",
+        {
+            "local_and_global": {"sliding_window": 8, "sliding_window_pattern": "LLG"},
+            "full": {"sliding_window": None, "sliding_window_pattern": None},
+            "tied": TIED | {"sliding_window": 8, "sliding_window_pattern": "LG"},
+        },
+        rope_scaling=LLAMA3["rope_scaling"],
+        sliding_window=8,
+        sliding_window_pattern="LLLG",
+        num_hidden_layers=4,
+    ),
+    "seed_oss": dense("seed_oss", {"qkv_bias": {"attention_bias": True}, "o_bias": {"attention_out_bias": True}}),
+    "ernie4_5": dense("ernie4_5", {"plain": {}, "bias": {"use_bias": True}}, use_bias=False),
+    "internlm3": dense("internlm3", {"plain": {}, "biases": {"bias": True, "qkv_bias": True}}, head_dim=...),
+    "starcoder2": dense("starcoder2", {"untied": {}, "tied": TIED}, rms_norm_eps=..., norm_epsilon=1e-4, head_dim=...),
+    "gpt2": (GPT2, {"plain": {}, "affine_4_32": AFFINE_4}),
+    "gpt_neox": dense("gpt_neox", {"parallel": {}, "sequential": {"use_parallel_residual": False}}, **GPT_NEOX),
+    "stablelm": dense(
+        "stablelm",
+        {
+            "sequential": {},
+            "parallel": {"use_parallel_residual": True},
+            "qk_norm": {"qk_layernorm": True},
+            "bias": {"use_qkv_bias": True},
+        },
+        use_qkv_bias=False,
+        partial_rotary_factor=0.5,
+        head_dim=...,
+        tie_word_embeddings=...,
+        **LAYER_NORM,
+    ),
+    "nemotron": dense(
+        "nemotron",
+        {"plain": {}, "tied": TIED, "biases": {"attention_bias": True, "mlp_bias": True}},
+        hidden_act="relu2",
+        norm_eps=1e-5,
+        rms_norm_eps=...,
+    ),
+    "gemma": dense("gemma", {"plain": {}}, tie_word_embeddings=...),
+    "minicpm": dense(
+        "minicpm", {"untied": {}, "tied": TIED}, dim_model_base=24, scale_depth=1.4, scale_emb=3.0, head_dim=...
+    ),
+    "helium": dense("helium", {"untied": {}, "bias": {"attention_bias": True, "mlp_bias": True}}, **NO_BIASES),
+    "mimo": dense("mimo", {"untied": {}, "tied": TIED}, head_dim=...),
+    "telechat3": dense(
+        "telechat3",
+        {
+            "plain": {},
+            "biases": {"attention_bias": True, "mlp_bias": True},
+            "yarn": rope("telechat3-yarn", factor=4.0, original_max_position_embeddings=64),
+        },
+    ),
+    "phi": dense(
+        "phi", {"plain": {}}, partial_rotary_factor=0.5, head_dim=..., tie_word_embeddings=..., **LAYER_NORM
+    ),
+    "internlm2": dense("internlm2", {"plain": {"bias": False}, "bias": {}, "tied": TIED}, head_dim=...),
+    "exaone": dense(
+        "exaone",
+        {"untied": {}, "tied": TIED, "biases": {"attention_bias": True, "mlp_bias": True}},
+        num_hidden_layers=...,
+        num_layers=3,
+        rms_norm_eps=...,
+        layer_norm_epsilon=1e-5,
+    ),
+    "apertus": dense(
+        "apertus", {"untied": {}, "tied": TIED}, post_norm=False, qk_norm=True, head_dim=..., **NO_BIASES
+    ),
 }
 
 
@@ -138,8 +358,9 @@ def make(root: Path, names: list[str]) -> None:
 
 def make_case(folder: Path, config: dict) -> None:
     n_prompt, stepwise = config.pop("n_prompt", N_PROMPT), config.pop("stepwise", False)
+    vocab = config.get("vocab_size") or config["text_config"]["vocab_size"]
     model, stored = build(config)
-    prompt = prompt_ids(n_prompt, config["vocab_size"])
+    prompt = prompt_ids(n_prompt, vocab)
     logits, greedy, leads = run(model, prompt, stepwise)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -159,7 +380,7 @@ def make_case(folder: Path, config: dict) -> None:
 def build(config: dict) -> tuple[nn.Module, dict]:
     """The model, and which float tensors its checkpoint is made of, with the format of each quantized matrix."""
     Model, Args = _get_classes(config)
-    model = Model(Args.from_dict(config))
+    model = Model(Args.from_dict(copy.deepcopy(config)))
     shapes = {name: list(value.shape) for name, value in tree_flatten(model.parameters())}
     made = [(name, mx.array(weights.tensor(name, tuple(shape)))) for name, shape in shapes.items()]
     model.load_weights(made, strict=True)

@@ -69,6 +69,11 @@ pub struct Forward<'a> {
 }
 
 impl Forward<'_> {
+    /// The position of each packed token in its own sequence.
+    pub fn positions(&self) -> Vec<usize> {
+        self.rows.iter().flat_map(|row| row.cache.len()..row.cache.len() + row.tokens).collect()
+    }
+
     /// Feeds `h: [N, D]` through `layers`, handing each its caches and recording tapped outputs.
     pub fn through<L>(
         &mut self,
@@ -105,6 +110,11 @@ struct LayerRow<'a> {
 }
 
 impl LayerView<'_> {
+    /// The position of each packed token in its own sequence.
+    pub fn positions(&self) -> Vec<usize> {
+        self.rows.iter().flat_map(|row| row.position..row.position + row.tokens).collect()
+    }
+
     /// Appends `k: [N, Hkv·D]` and `v: [N, Hkv·Dv]` to each row's cache and attends `q: [N, H·D]` over what
     /// it then holds; returns `[N, H·Dv]`. Rotation and q/k norms are part of `spec`.
     pub fn attend(&mut self, q: &Array, k: &Array, v: &Array, spec: &AttentionSpec) -> Array {

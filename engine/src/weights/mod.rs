@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-use mlx_core::projection::{Projection, RmsNorm, Width};
+use mlx_core::projection::{LayerNorm, Projection, RmsNorm, Width};
 use mlx_core::{Array, Dtype};
 
 use crate::lm::nn::{Embedding, Linear};
@@ -26,7 +26,7 @@ pub enum LoadError {
     #[error("{0}")]
     Config(String),
     #[error("model type `{model_type}` is not supported; supported: {}", supported.join(", "))]
-    ModelType { model_type: String, supported: &'static [&'static str] },
+    ModelType { model_type: String, supported: Vec<&'static str> },
     #[error("the checkpoint has no tensor `{name}`")]
     Missing { name: String },
     #[error("`{name}` has shape {got:?}, expected {want:?}")]
@@ -111,6 +111,14 @@ impl Weights {
         self
     }
 
+    /// Gives tensors the names that `rename` has for them; `None` forgets one.
+    pub fn renamed(self, rename: impl Fn(&str) -> Option<String>) -> Self {
+        let tensors = self.store.tensors.take();
+        let renamed = tensors.into_iter().filter_map(|(name, tensor)| Some((rename(&name)?, tensor)));
+        self.store.tensors.replace(renamed.collect());
+        self
+    }
+
     /// The stored tensor, whose shape must be `shape`.
     fn take(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let name = self.join(name);
@@ -129,6 +137,13 @@ impl Weights {
         let array = self.take(name, shape)?.to_array().astype(self.store.preparation.dtype);
         array.eval()?;
         Ok(array)
+    }
+
+    /// A single number, as `[]`; checkpoints may hold it as `[1]`.
+    pub fn scalar(&self, name: &str) -> Result<Array> {
+        let stored = self.store.tensors.borrow().get(&self.join(name)).map(|t| t.shape.clone());
+        let shape = stored.filter(|shape| shape == &[1]).unwrap_or_default();
+        Ok(self.array(name, &shape)?.reshape(&[]))
     }
 
     /// `[n_out, n_in]` with an optional bias, dense or quantized as stored.
@@ -169,6 +184,62 @@ impl Weights {
 
     pub fn rms_norm(&self, name: &str, dim: usize, eps: f32) -> Result<RmsNorm> {
         Ok(RmsNorm { weight: self.at(name).array("weight", &[dim])?, eps })
+    }
+
+    /// An RMS norm of which the checkpoint holds `weight - 1`.
+    pub fn centred_rms_norm(&self, name: &str, dim: usize, eps: f32) -> Result<RmsNorm> {
+        let norm = self.rms_norm(name, dim, eps)?;
+        let weight = norm.weight + 1.0;
+        weight.eval()?;
+        Ok(RmsNorm { weight, eps })
+    }
+
+    pub fn layer_norm(&self, name: &str, dim: usize, eps: f32, bias: bool) -> Result<LayerNorm> {
+        let w = self.at(name);
+        let bias = bias.then(|| w.array("bias", &[dim])).transpose()?;
+        Ok(LayerNorm { weight: Some(w.array("weight", &[dim])?), bias, dim, eps })
+    }
+
+    /// Replaces the matrix `name`, and all that belongs to it, by `parts`: each one's name and its rows in each of
+    /// `repeats` equal groups of the whole's rows.
+    pub fn split(&self, name: &str, parts: &[(&str, usize)], repeats: usize) -> Result<()> {
+        let group: usize = parts.iter().map(|(_, n)| n).sum();
+        for kind in ["weight", "scales", "biases", "bias"] {
+            let name = self.at(name).join(kind);
+            let Some(whole) = self.store.tensors.borrow_mut().remove(&name) else { continue };
+            if whole.shape.first() != Some(&(group * repeats)) {
+                let mut want = whole.shape.clone();
+                want[..1].fill(group * repeats);
+                return Err(LoadError::Shape { name, want, got: whole.shape });
+            }
+            let mut first = 0;
+            for (part, n) in parts {
+                let ranges = (0..repeats).map(|i| i * group + first..i * group + first + n);
+                let rows = whole.rows(&ranges.collect::<Vec<_>>());
+                self.store.tensors.borrow_mut().insert(self.at(part).join(kind), rows);
+                first += n;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the vectors `name.0.weight`, `name.1.weight`, … by one matrix, `to.weight`.
+    pub fn stack(&self, name: &str, n: usize, dim: usize, to: &str) -> Result<()> {
+        let rows = (0..n).map(|i| self.at(name).at(i).take("weight", &[dim]));
+        let rows = rows.collect::<Result<Vec<_>>>()?;
+        let Some(dtype) = rows.first().map(|row| row.dtype) else { return Ok(()) };
+        let bytes = rows.iter().flat_map(|row| row.bytes().to_vec()).collect();
+        let whole = Tensor::owned(bytes, vec![n, dim], dtype);
+        self.store.tensors.borrow_mut().insert(self.at(to).join("weight"), whole);
+        Ok(())
+    }
+
+    /// Swaps the axes of the matrix `name`, which a checkpoint holds as `[in, out]`.
+    pub fn transpose(&self, name: &str) {
+        let mut tensors = self.store.tensors.borrow_mut();
+        if let Some(tensor) = tensors.get_mut(&self.join(name)).filter(|t| t.shape.len() == 2) {
+            *tensor = tensor.transposed();
+        }
     }
 
     /// `layers.0`, `layers.1`, … each built by `f`.

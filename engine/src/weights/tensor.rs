@@ -49,6 +49,32 @@ impl Tensor {
         }
     }
 
+    /// Rows `ranges` of the first axis, end to end. One range shares the bytes.
+    ///
+    /// # Panics
+    /// If a range reaches past the last row.
+    pub fn rows(&self, ranges: &[Range<usize>]) -> Self {
+        let n = self.shape[0];
+        let stride = self.bytes().len() / n.max(1);
+        let mut shape = self.shape.clone();
+        shape[0] = ranges.iter().map(|r| r.len()).sum();
+        if let ([rows], Bytes::Mapped(file, range)) = (ranges, &self.bytes) {
+            assert!(rows.end <= n, "rows {rows:?} of {n}");
+            let at = range.start + rows.start * stride..range.start + rows.end * stride;
+            return Self::mapped(file.clone(), at, shape, self.dtype);
+        }
+        let rows = |r: &Range<usize>| &self.bytes()[r.start * stride..r.end * stride];
+        Self::owned(ranges.iter().flat_map(rows).copied().collect(), shape, self.dtype)
+    }
+
+    /// A matrix with its axes swapped.
+    pub fn transposed(&self) -> Self {
+        let (rows, cols, size) = (self.shape[0], self.shape[1], self.dtype.size());
+        let at = |i: usize| &self.bytes()[i * size..][..size];
+        let order = (0..cols).flat_map(|col| (0..rows).map(move |row| row * cols + col));
+        Self::owned(order.flat_map(at).copied().collect(), vec![cols, rows], self.dtype)
+    }
+
     pub fn to_array(&self) -> Array {
         let shape: Vec<i32> = self.shape.iter().map(|&d| d as i32).collect();
         match &self.bytes {

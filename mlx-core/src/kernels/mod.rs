@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use crate::Device;
 
 pub use cpu::pool::set_threads;
-pub(crate) use project::{Factor, glu, pick, project, rms_norm, rows};
+pub(crate) use project::{Factor, glu, layer_norm, pick, project, rms_norm, rows};
 
 /// Whether ops of this thread run our kernels.
 pub(crate) fn on_cpu() -> bool {

@@ -149,6 +149,35 @@ pub(crate) fn rms_norm(x: &Array, weight: &Array, eps: f32) -> Array {
     .remove(0)
 }
 
+/// Layer norm of each `dim` entries of the rows of `x: [N, W]` float32, with weights and biases of `[W]`.
+pub(crate) fn layer_norm(
+    x: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    dim: usize,
+    eps: f32,
+) -> Array {
+    let width = x.dim(-1) as usize;
+    let m = x.size() / width.max(1);
+    let mut inputs = Inputs { arrays: vec![x] };
+    let (weight_at, bias_at) = (inputs.add(weight), inputs.add(bias));
+    custom("layer_norm", &inputs.arrays, &[Output::new(x.shape(), Dtype::Float32)], move |ins, outs| {
+        let x = ins[0].as_slice::<f32>();
+        let row = |at: Option<usize>| at.map(|at| ins[at].as_slice::<f32>());
+        let (weight, bias) = (row(weight_at), row(bias_at));
+        let part = |of: Option<&[f32]>, first: usize| of.map_or(0..0, |_| first..first + dim);
+        by_row(outs[0].as_mut_slice(), m, |i, out| {
+            let row = x[i * width..][..width].chunks_exact(dim);
+            for (j, (x, out)) in row.zip(out.chunks_exact_mut(dim)).enumerate() {
+                let weight = &weight.unwrap_or_default()[part(weight, j * dim)];
+                let bias = &bias.unwrap_or_default()[part(bias, j * dim)];
+                pointwise::layer_norm(Isa::detect(), x, weight, bias, eps, out);
+            }
+        });
+    })
+    .remove(0)
+}
+
 /// Rows `ids: [N]` of the matrix: `[N, in]` float32. An id past the end is an error of the evaluation.
 pub(crate) fn rows(weight: &Arc<Matrix>, ids: &Array) -> Array {
     let (n, k) = (weight.n(), weight.k());

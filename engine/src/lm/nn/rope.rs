@@ -35,7 +35,7 @@ impl RopeConfig {
             "linear" => (plain(scaling.number("factor")?), 1.0, None),
             "dynamic" => (plain(1.0), 1.0, Some(self.dynamic(&scaling)?)),
             "llama3" => (self.llama3(&scaling)?, 1.0, None),
-            "yarn" | "deepseek_yarn" => {
+            "yarn" | "deepseek_yarn" | "telechat3-yarn" => {
                 let (periods, mscale) = self.yarn(&scaling)?;
                 (periods, mscale, None)
             }

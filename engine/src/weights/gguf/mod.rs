@@ -5,6 +5,7 @@
 //! Format: `ggml/docs/gguf.md`.
 
 mod affine;
+mod architecture;
 mod blocks;
 mod model;
 mod reader;
@@ -18,8 +19,9 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 pub use affine::{Affine, Scales, requantize, to_affine};
+pub use architecture::SUPPORTED_ARCHITECTURES;
 pub use blocks::{GgmlType, decode};
-pub use model::{Fallback, GgufModel, SUPPORTED_ARCHITECTURES};
+pub use model::{Fallback, GgufModel};
 pub use reader::Value;
 
 #[derive(Debug, thiserror::Error)]

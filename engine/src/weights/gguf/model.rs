@@ -9,12 +9,10 @@ use mlx_core::quant::QuantSpec;
 use serde_json::{Map, Value, json};
 
 use super::affine::{Scales, requantize, to_affine};
+use super::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
 use super::blocks::{GgmlType, decode};
 use super::{Gguf, GgufError, Result, TensorInfo};
 use crate::weights::tensor::Tensor;
-
-/// What `general.architecture` may be.
-pub const SUPPORTED_ARCHITECTURES: &[&str] = &["llama"];
 
 /// What to do with block formats that MLX has no counterpart of (Q2_K, Q3_K, Q6_K, IQ4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,16 +37,16 @@ impl GgufModel {
     /// Converts every tensor, on all cores. `progress` gets the bytes done and in all.
     pub fn load(gguf: &Gguf, fallback: Fallback, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self> {
         let name = gguf.string("general.architecture")?;
-        if !SUPPORTED_ARCHITECTURES.contains(&name) {
+        let Some(arch) = Architecture::find(name) else {
             let known = SUPPORTED_ARCHITECTURES.join(", ");
             return Err(GgufError::Architecture { name: name.to_owned(), known });
-        }
-        let config = config(gguf, name)?;
+        };
+        let config = config(gguf, arch)?;
         let jobs = gguf
             .tensors()
             .iter()
-            .filter(|(name, _)| *name != "rope_freqs.weight")
-            .map(|(name, info)| Ok((checkpoint_name(name)?, info, heads(gguf, name)?)))
+            .filter(|(name, _)| !ROPE_FACTORS.contains(&name.as_str()))
+            .map(|(name, info)| Ok((checkpoint_name(arch, name)?, info, layout(gguf, arch, name)?)))
             .collect::<Result<Vec<_>>>()?;
         let parts = convert_all(&jobs, fallback, progress)?;
 
@@ -71,8 +69,21 @@ struct Converted {
     tensors: Vec<(&'static str, Tensor)>,
 }
 
-/// The path in a checkpoint, the stored tensor, and how many heads' rows are interleaved.
-type Job<'a> = (String, &'a TensorInfo, Option<usize>);
+/// Tensors that a config holds.
+const ROPE_FACTORS: &[&str] = &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// How a file's tensor differs from the checkpoint's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    Same,
+    /// So many heads' rows interleave the halves of rotary pairs.
+    Permuted(usize),
+    /// A norm's whole weight, where the checkpoint holds `weight - 1`.
+    WholeNorm,
+}
+
+/// The path in a checkpoint, the stored tensor, and how it is laid out.
+type Job<'a> = (String, &'a TensorInfo, Layout);
 
 fn convert_all(
     jobs: &[Job<'_>],
@@ -83,8 +94,8 @@ fn convert_all(
     let (next, done) = (AtomicUsize::new(0), std::sync::atomic::AtomicU64::new(0));
     let results = Mutex::new(Vec::with_capacity(jobs.len()));
     let work = || {
-        while let Some((path, info, heads)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let converted = convert(path, info, *heads, fallback);
+        while let Some((path, info, layout)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let converted = convert(path, info, *layout, fallback);
             if let Ok(Converted { spec: Some(_), .. }) = converted {
                 mlx_core::file::forget(info.bytes());
             }
@@ -104,22 +115,23 @@ fn convert_all(
     results.into_iter().map(|(path, converted)| Ok((path, converted?))).collect()
 }
 
-fn convert(path: &str, info: &TensorInfo, heads: Option<usize>, fallback: Fallback) -> Result<Converted> {
+fn convert(path: &str, info: &TensorInfo, layout: Layout, fallback: Fallback) -> Result<Converted> {
     let unpermuted;
-    let bytes = match heads {
-        Some(heads) => {
+    let bytes = match layout {
+        Layout::WholeNorm => return Ok(centred(info)),
+        Layout::Permuted(heads) => {
             unpermuted = unpermute(info, heads).ok_or_else(|| GgufError::Tensor {
                 name: path.into(),
                 message: format!("{heads} heads do not divide its rows {:?}", info.shape),
             })?;
             &unpermuted
         }
-        None => info.bytes(),
+        Layout::Same => info.bytes(),
     };
     let plain = |dtype| {
-        let tensor = match heads {
-            Some(_) => Tensor::owned(bytes.to_vec(), info.shape.clone(), dtype),
-            None => {
+        let tensor = match layout {
+            Layout::Permuted(_) => Tensor::owned(bytes.to_vec(), info.shape.clone(), dtype),
+            _ => {
                 let (file, range) = info.mapping();
                 Tensor::mapped(file.clone(), range, info.shape.clone(), dtype)
             }
@@ -188,76 +200,71 @@ fn unpermute(info: &TensorInfo, heads: usize) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// How many heads' rows a tensor interleaves; `None` keeps the order of its rows.
-fn heads(gguf: &Gguf, name: &str) -> Result<Option<usize>> {
-    let key = match name.rsplit('.').nth(1) {
-        Some("attn_q") => "llama.attention.head_count",
-        Some("attn_k") => "llama.attention.head_count_kv",
-        _ => return Ok(None),
-    };
-    let fallback = || gguf.integer("llama.attention.head_count");
-    Ok(Some(gguf.integer(key).or_else(|_| fallback())? as usize))
+/// A norm's weights less one.
+fn centred(info: &TensorInfo) -> Converted {
+    let mut values = vec![0.0; info.shape.iter().product()];
+    decode(info.kind, info.bytes(), &mut values);
+    let bytes = values.iter().flat_map(|x| (x - 1.0).to_le_bytes()).collect();
+    let tensor = Tensor::owned(bytes, info.shape.clone(), Dtype::Float32);
+    Converted { spec: None, tensors: vec![("weight", tensor)] }
 }
 
-fn checkpoint_name(name: &str) -> Result<String> {
-    let unknown = || GgufError::Tensor { name: name.to_owned(), message: "is not part of a llama".into() };
-    let whole = match name {
-        "token_embd.weight" => Some("model.embed_tokens.weight"),
-        "output_norm.weight" => Some("model.norm.weight"),
-        "output.weight" => Some("lm_head.weight"),
-        _ => None,
-    };
-    if let Some(whole) = whole {
-        return Ok(whole.to_owned());
+fn layout(gguf: &Gguf, arch: &Architecture, name: &str) -> Result<Layout> {
+    let block = name.rsplit('.').nth(1).unwrap_or_default();
+    if arch.whole_norms && block.ends_with("norm") {
+        return Ok(Layout::WholeNorm);
     }
-    let mut parts = name.split('.');
-    let (Some("blk"), Some(layer), Some(block), Some(kind @ ("weight" | "bias")), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return Err(unknown());
+    let key = match block {
+        "attn_q" if arch.permuted => "attention.head_count",
+        "attn_k" if arch.permuted => "attention.head_count_kv",
+        _ => return Ok(Layout::Same),
     };
-    let block = match block {
-        "attn_norm" => "input_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" => "self_attn.o_proj",
-        "ffn_norm" => "post_attention_layernorm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        _ => return Err(unknown()),
-    };
-    Ok(format!("model.layers.{layer}.{block}.{kind}"))
+    let heads = |key: &str| gguf.integer(&format!("{}.{key}", arch.name));
+    Ok(Layout::Permuted(heads(key).or_else(|_| heads("attention.head_count"))? as usize))
 }
 
-fn config(gguf: &Gguf, arch: &str) -> Result<Value> {
-    let key = |name: &str| format!("{arch}.{name}");
+fn checkpoint_name(arch: &Architecture, name: &str) -> Result<String> {
+    arch.checkpoint_name(name).ok_or_else(|| GgufError::Tensor {
+        name: name.to_owned(),
+        message: format!("is not part of the architecture {}", arch.name),
+    })
+}
+
+fn config(gguf: &Gguf, arch: &Architecture) -> Result<Value> {
+    let key = |name: &str| format!("{}.{name}", arch.name);
     let integer = |name: &str| gguf.integer(&key(name));
     let n_heads = integer("attention.head_count")?;
     let mut config = json!({
-        "model_type": "llama",
+        "model_type": arch.model_type,
         "hidden_size": integer("embedding_length")?,
         "num_hidden_layers": integer("block_count")?,
         "intermediate_size": integer("feed_forward_length")?,
         "num_attention_heads": n_heads,
         "num_key_value_heads": integer("attention.head_count_kv").unwrap_or(n_heads),
-        "rms_norm_eps": gguf.number(&key("attention.layer_norm_rms_epsilon"))?,
         "rope_theta": gguf.number(&key("rope.freq_base")).unwrap_or(10_000.0),
         "max_position_embeddings": integer("context_length")?,
         "tie_word_embeddings": !gguf.tensors().contains_key("output.weight"),
         "attention_bias": gguf.tensors().contains_key("blk.0.attn_q.bias"),
         "mlp_bias": gguf.tensors().contains_key("blk.0.ffn_up.bias"),
     });
+    let (rms, layer) = (key("attention.layer_norm_rms_epsilon"), key("attention.layer_norm_epsilon"));
+    match gguf.number(&layer) {
+        Ok(eps) => config["layer_norm_eps"] = json!(eps),
+        Err(_) => config["rms_norm_eps"] = json!(gguf.number(&rms)?),
+    }
     let embedding = gguf.tensors().get("token_embd.weight");
     let rows = embedding.and_then(|t| t.shape.first());
     let missing = || GgufError::Tensor { name: "token_embd.weight".into(), message: "is missing".into() };
     config["vocab_size"] = json!(rows.ok_or_else(missing)?);
-    if let Ok(head_dim) = integer("attention.key_length").or(integer("rope.dimension_count")) {
+    let rotated = || integer("rope.dimension_count").ok().filter(|_| arch.permuted);
+    if let Some(head_dim) = integer("attention.key_length").ok().or_else(rotated) {
         config["head_dim"] = json!(head_dim);
     }
-    if let Some(scaling) = rope_scaling(gguf, arch)? {
+    if let Some(scaling) = rope_scaling(gguf, arch.name)? {
         config["rope_scaling"] = Value::Object(scaling);
+    }
+    if let Value::Object(config) = &mut config {
+        arch.configure(gguf, config)?;
     }
     Ok(config)
 }
@@ -265,15 +272,17 @@ fn config(gguf: &Gguf, arch: &str) -> Result<Value> {
 fn rope_scaling(gguf: &Gguf, arch: &str) -> Result<Option<Map<String, Value>>> {
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
     let mut scaling = Map::new();
-    if let Some(factors) = gguf.tensors().get("rope_freqs.weight") {
-        let mut values = vec![0.0; factors.shape.iter().product()];
-        if factors.kind != GgmlType::F32 {
-            let message = format!("is {} instead of F32", factors.kind);
-            return Err(GgufError::Tensor { name: "rope_freqs.weight".into(), message });
-        }
-        decode(factors.kind, factors.bytes(), &mut values);
+    if let Some(factors) = rope_factors(gguf, "rope_freqs.weight")? {
         scaling.insert("rope_type".into(), json!("factors"));
-        scaling.insert("factors".into(), json!(values));
+        scaling.insert("factors".into(), factors);
+        return Ok(Some(scaling));
+    }
+    if let Some(factors) = rope_factors(gguf, "rope_factors_long.weight")? {
+        scaling.insert("rope_type".into(), json!("longrope"));
+        scaling.insert("long_factor".into(), factors);
+        if let Ok(original) = gguf.integer(&key("original_context_length")) {
+            scaling.insert("original_max_position_embeddings".into(), json!(original));
+        }
         return Ok(Some(scaling));
     }
     match gguf.string(&key("type")) {
@@ -285,4 +294,16 @@ fn rope_scaling(gguf: &Gguf, arch: &str) -> Result<Option<Map<String, Value>>> {
         scaling.insert("original_max_position_embeddings".into(), json!(original));
     }
     Ok(Some(scaling))
+}
+
+/// A tensor of factors as a list.
+fn rope_factors(gguf: &Gguf, name: &str) -> Result<Option<Value>> {
+    let Some(factors) = gguf.tensors().get(name) else { return Ok(None) };
+    if factors.kind != GgmlType::F32 {
+        let message = format!("is {} instead of F32", factors.kind);
+        return Err(GgufError::Tensor { name: name.into(), message });
+    }
+    let mut values = vec![0.0; factors.shape.iter().product()];
+    decode(factors.kind, factors.bytes(), &mut values);
+    Ok(Some(json!(values)))
 }

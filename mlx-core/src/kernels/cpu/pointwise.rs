@@ -25,6 +25,42 @@ multiversion! {
 }
 
 multiversion! {
+    /// `out = (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`; an empty weight or bias is left out.
+    pub fn layer_norm(isa; x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        let chunks = x.chunks_exact(16);
+        let mut lanes = [0f32; 16];
+        for (lane, v) in lanes.iter_mut().zip(chunks.remainder()) {
+            *lane = *v;
+        }
+        for chunk in chunks.clone() {
+            for (lane, v) in lanes.iter_mut().zip(chunk) {
+                *lane += v;
+            }
+        }
+        let mean = tree(lanes) / x.len() as f32;
+        let mut lanes = [0f32; 16];
+        for (lane, v) in lanes.iter_mut().zip(chunks.remainder()) {
+            *lane = (v - mean) * (v - mean);
+        }
+        for chunk in chunks {
+            for (lane, v) in lanes.iter_mut().zip(chunk) {
+                *lane = (v - mean).mul_add(v - mean, *lane);
+            }
+        }
+        let scale = (tree(lanes) / x.len() as f32 + eps).sqrt().recip();
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = (x - mean) * scale;
+        }
+        for (out, w) in out.iter_mut().zip(weight) {
+            *out *= w;
+        }
+        for (out, b) in out.iter_mut().zip(bias) {
+            *out += b;
+        }
+    }
+}
+
+multiversion! {
     /// `out = act(gate) · up`; `out` may start as anything.
     pub fn glu(isa; act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
         match act {
