@@ -144,7 +144,7 @@ impl Projection {
             false => None,
         };
         let weight = match packed {
-            Some(packed) => Weight::Packed(Arc::new(Matrix::Quantized(packed))),
+            Some(packed) => Weight::Packed(Arc::new(packed)),
             None => Weight::Quantized { words, scales, biases, spec },
         };
         Ok(Self { weight, bias, width, n_in, n_out })
@@ -301,9 +301,15 @@ fn pack(
     words: &Array,
     scales: &Array,
     biases: Option<&Array>,
-) -> Result<Option<QMatrix>> {
+) -> Result<Option<Matrix>> {
     let words = words.host::<u32>()?;
-    Ok(match scales.dtype() {
+    if spec.mode == QuantMode::Mxfp8 {
+        let whole = scales.dtype() == Dtype::Uint8 && size.1.is_multiple_of(spec.group_size as usize);
+        let scales = if whole { scales.host::<u8>()? } else { return Ok(None) };
+        let codes = Elements::Mxfp8 { words: &words, scales: &scales };
+        return Ok(Some(Matrix::Dense(DMatrix::pack(size.0, size.1, codes))));
+    }
+    let packed = match scales.dtype() {
         Dtype::Float32 => {
             let (scales, biases) = (scales.host()?, biases.map(Array::host).transpose()?);
             QMatrix::pack(spec, size, &words, Scales::F32(&scales), biases.as_deref().map(Scales::F32))
@@ -318,5 +324,6 @@ fn pack(
         }
         Dtype::Uint8 => QMatrix::pack(spec, size, &words, Scales::Bytes(&scales.host()?), None),
         _ => None,
-    })
+    };
+    Ok(packed.map(Matrix::Quantized))
 }

@@ -7,20 +7,25 @@
 //! for each 64 inputs in order:  part = 0;  part = fma(w[n, k], x[m, k], part) for each k;  acc = acc + part
 //! ```
 //!
-//! in float32, whatever else is in the call. The partial sums keep rounding chains short.
+//! in float32, whatever else is in the call. The partial sums keep rounding chains short. MXFP8 is here as well,
+//! since its codes are floats, too wide for the integer kernels: there a partial sum is a group's 32 inputs, and
+//! `acc = fma(scale, part, acc)`.
+
+mod element;
 
 use half::{bf16, f16};
 
-use super::attention::Storage;
+use self::element::{E4m3, Element, UNIT};
 use super::buffer::Buffer;
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes, dispatch};
+use super::pack::e8m0;
 use super::pool;
 
 /// Rows of a panel: a lane each.
 const ROWS: usize = 16;
-/// Inputs of a partial sum.
-const PART: usize = 64;
+/// Inputs that share a scale in MXFP8.
+const GROUP: usize = E4m3::PART;
 /// Bytes of activations kept in L2 while a thread walks its panels.
 const X_BLOCK: usize = 512 << 10;
 
@@ -30,6 +35,7 @@ enum Kind {
     F32,
     F16,
     Bf16,
+    Mxfp8,
 }
 
 /// A weight `[n, k]`, packed.
@@ -38,6 +44,8 @@ pub struct DMatrix {
     n: usize,
     k: usize,
     buffer: Buffer,
+    /// Exponents of MXFP8's groups, `[panels][k / 32][16]`.
+    scales: Option<Buffer>,
 }
 
 /// A weight's elements in row-major order.
@@ -46,20 +54,41 @@ pub enum Elements<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),
+    /// `words: [n, k / 4]` of four codes, `scales: [n, k / 32]`.
+    Mxfp8 {
+        words: &'a [u32],
+        scales: &'a [u8],
+    },
 }
 
 impl DMatrix {
     /// # Panics
-    /// If there are not `n · k` elements.
+    /// If there are not `n · k` elements, or MXFP8 has no whole groups.
     pub fn pack(n: usize, k: usize, elements: Elements<'_>) -> Self {
         match elements {
             Elements::F32(w) => Self::pack_as(Kind::F32, n, k, w),
             Elements::F16(w) => Self::pack_as(Kind::F16, n, k, w),
             Elements::Bf16(w) => Self::pack_as(Kind::Bf16, n, k, w),
+            Elements::Mxfp8 { words, scales } => Self::pack_mxfp8(n, k, words, scales),
         }
     }
 
-    fn pack_as<T: Storage>(kind: Kind, n: usize, k: usize, w: &[T]) -> Self {
+    fn pack_mxfp8(n: usize, k: usize, words: &[u32], scales: &[u8]) -> Self {
+        assert!(k.is_multiple_of(GROUP), "{k} inputs in groups of {GROUP}");
+        let codes: Vec<E4m3> = words.iter().flat_map(|w| w.to_le_bytes()).map(E4m3).collect();
+        let groups = k / GROUP;
+        assert_eq!(scales.len(), n * groups, "scales of a weight [{n}, {k}]");
+        let mut packed = Buffer::shared(n.div_ceil(ROWS) * groups * ROWS);
+        let panels = packed.as_mut_slice();
+        for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(GROUP)).enumerate() {
+            let (row, group) = (i / groups, i % groups);
+            let scale = if codes.iter().any(|c| c.is_nan()) { 255 } else { *scale };
+            panels[(row / ROWS * groups + group) * ROWS + row % ROWS] = scale;
+        }
+        Self { scales: Some(packed), ..Self::pack_as(Kind::Mxfp8, n, k, &codes) }
+    }
+
+    fn pack_as<T: Element>(kind: Kind, n: usize, k: usize, w: &[T]) -> Self {
         assert_eq!(w.len(), n * k, "a weight [{n}, {k}]");
         let mut buffer = Buffer::shared(n.div_ceil(ROWS) * k * ROWS * size_of::<T>());
         for (rows, panel) in w.chunks(ROWS * k).zip(elements_mut::<T>(&mut buffer).chunks_exact_mut(k * ROWS))
@@ -70,7 +99,7 @@ impl DMatrix {
                 }
             }
         }
-        Self { kind, n, k, buffer }
+        Self { kind, n, k, buffer, scales: None }
     }
 
     pub fn n(&self) -> usize {
@@ -82,7 +111,7 @@ impl DMatrix {
     }
 
     pub fn nbytes(&self) -> usize {
-        self.buffer.len()
+        self.buffer.len() + self.scales.as_ref().map_or(0, Buffer::len)
     }
 
     /// Writes one row as floats.
@@ -91,10 +120,17 @@ impl DMatrix {
             Kind::F32 => self.row_of::<f32>(row, out),
             Kind::F16 => self.row_of::<f16>(row, out),
             Kind::Bf16 => self.row_of::<bf16>(row, out),
+            Kind::Mxfp8 => {
+                self.row_of::<E4m3>(row, out);
+                for (out, scales) in out.chunks_exact_mut(GROUP).zip(self.group_scales(row / ROWS)) {
+                    let scale = e8m0(scales[row % ROWS]);
+                    out.iter_mut().for_each(|x| *x = *x * UNIT * scale);
+                }
+            }
         }
     }
 
-    fn row_of<T: Storage>(&self, row: usize, out: &mut [f32]) {
+    fn row_of<T: Element>(&self, row: usize, out: &mut [f32]) {
         for (x, out) in self.panel::<T>(row / ROWS).iter().zip(out) {
             *out = x[row % ROWS].widen();
         }
@@ -105,18 +141,25 @@ impl DMatrix {
     }
 
     /// `[k]` vectors.
-    fn panel<T: Storage>(&self, i: usize) -> &[[T; ROWS]] {
+    fn panel<T: Element>(&self, i: usize) -> &[[T; ROWS]] {
         let all = elements::<T>(&self.buffer).as_chunks::<ROWS>().0;
         &all[i * self.k..(i + 1) * self.k]
     }
+
+    /// The scales of a panel's groups; none where the type has none.
+    fn group_scales(&self, panel: usize) -> &[[u8; ROWS]] {
+        let Some(scales) = &self.scales else { return &[] };
+        let groups = self.k / GROUP;
+        &scales.as_slice().as_chunks::<ROWS>().0[panel * groups..(panel + 1) * groups]
+    }
 }
 
-fn elements<T: Storage>(buffer: &Buffer) -> &[T] {
+fn elements<T: Element>(buffer: &Buffer) -> &[T] {
     // SAFETY: buffers are aligned for any element and hold numbers, of which every pattern of bits is one.
     unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), buffer.len() / size_of::<T>()) }
 }
 
-fn elements_mut<T: Storage>(buffer: &mut Buffer) -> &mut [T] {
+fn elements_mut<T: Element>(buffer: &mut Buffer) -> &mut [T] {
     let bytes = buffer.as_mut_slice();
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
@@ -212,6 +255,7 @@ pub fn matmul(isa: Isa, ws: &[&DMatrix], x: &Rows, ys: &mut [&mut [f32]]) {
                 Kind::F32 => dispatch(isa, Panels::<f32> { w, x, out, panels, of: Default::default() }),
                 Kind::F16 => dispatch(isa, Panels::<f16> { w, x, out, panels, of: Default::default() }),
                 Kind::Bf16 => dispatch(isa, Panels::<bf16> { w, x, out, panels, of: Default::default() }),
+                Kind::Mxfp8 => dispatch(isa, Panels::<E4m3> { w, x, out, panels, of: Default::default() }),
             }
         }
     });
@@ -226,7 +270,7 @@ struct Panels<'a, T> {
     of: std::marker::PhantomData<T>,
 }
 
-impl<T: Storage> Kernel for Panels<'_, T> {
+impl<T: Element> Kernel for Panels<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let Self { x, panels, .. } = &self;
@@ -257,15 +301,15 @@ impl<T: Storage> Kernel for Panels<'_, T> {
     }
 }
 
-impl<T: Storage> Panels<'_, T> {
+impl<T: Element> Panels<'_, T> {
     /// `M` rows by `P` panels, all of K.
     #[inline(always)]
     fn tile<L: Lanes, const M: usize, const P: usize>(&self, l: L, m: usize, x: &[f32], panel: usize) {
         let weights: [&[[T; ROWS]]; P] = std::array::from_fn(|p| self.w.panel::<T>(panel + p));
         let x = x.as_chunks::<M>().0;
         let mut acc = [[l.splat(0.0); M]; P];
-        for from in (0..x.len()).step_by(PART) {
-            let to = (from + PART).min(x.len());
+        for from in (0..x.len()).step_by(T::PART) {
+            let to = (from + T::PART).min(x.len());
             let mut part = [[l.splat(0.0); M]; P];
             let mut weights: [_; P] = std::array::from_fn(|p| weights[p][from..to].iter());
             for x in &x[from..to] {
@@ -277,8 +321,15 @@ impl<T: Storage> Panels<'_, T> {
                     }
                 }
             }
-            for (acc, part) in acc.iter_mut().flatten().zip(part.iter().flatten()) {
-                *acc = l.add(*acc, *part);
+            for (p, (acc, part)) in acc.iter_mut().zip(&part).enumerate() {
+                if T::SCALED {
+                    let scale = l.load(&self.w.group_scales(panel + p)[from / T::PART].map(e8m0));
+                    for (acc, part) in acc.iter_mut().zip(part) {
+                        *acc = l.fma(scale, l.mul(*part, l.splat(UNIT)), *acc);
+                    }
+                } else {
+                    acc.iter_mut().zip(part).for_each(|(acc, part)| *acc = l.add(*acc, *part));
+                }
             }
         }
         for (p, acc) in acc.iter().enumerate() {
