@@ -20,19 +20,20 @@ pub struct Config {
 }
 
 pub fn load(c: &Config, w: Weights) -> Result<Decoder<PreNorm<Moe>>> {
-    let types = ["sliding_attention", "full_attention"].map(str::to_owned);
-    let defaults = types.iter().cycle().take(c.base.num_hidden_layers).cloned().collect();
     let base = Base {
         rope_theta: c.base.rope_theta.or(Some(150_000.0)),
         rms_norm_eps: c.base.rms_norm_eps.or(Some(1e-5)),
         head_dim: c.base.head_dim.or(Some(64)),
-        layer_types: c.base.layer_types.clone().or(Some(defaults)),
         sliding_window: c.base.sliding_window.or(Some(128)),
         ..c.base.clone()
     };
     let (b, dim) = (&base, base.hidden_size);
     let attention = b.per_layer(|i| {
-        let window = b.window(i)?;
+        let window = match &b.layer_types {
+            Some(_) => b.window(i)?,
+            None if i.is_multiple_of(2) => Some(b.sliding()?),
+            None => None,
+        };
         Ok(AttentionConfig { qkv_bias: true, o_bias: true, window, sinks: true, ..b.attention()? })
     })?;
     let parts = Parts { tied: false, ..Parts::new(b, false, b.rms()?, attention) };
