@@ -166,6 +166,7 @@ fn lies_about_sizes_and_offsets_are_errors() {
     let tensor = file.windows(9).position(|w| w == b"\x01\0\0\0\0\0\0\0t").unwrap() + 9;
     check(tensor, &77u32.to_le_bytes(), "77 dimensions");
     check(tensor + 4, &(1u64 << 60).to_le_bytes(), "t");
+    check(tensor + 4, &0u64.to_le_bytes(), "is empty");
     check(tensor + 12, &99u32.to_le_bytes(), "type 99");
     check(tensor + 16, &u64::MAX.to_le_bytes(), "past the end");
     check(tensor + 16, &64u64.to_le_bytes(), "past the end");

@@ -194,8 +194,8 @@ fn transparent_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
-        let Some(length) = rest[at..].find("%}") else { break };
-        let tag = &rest[at..at + length + 2];
+        let Some(length) = rest[at + 2..].find("%}") else { break };
+        let tag = &rest[at..at + length + 4];
         let word = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
         out.push_str(&rest[..at]);
         match word {
@@ -203,7 +203,7 @@ fn transparent_generation(source: &str) -> String {
             "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
             _ => out.push_str(tag),
         }
-        rest = &rest[at + length + 2..];
+        rest = &rest[at + tag.len()..];
     }
     out.push_str(rest);
     out

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +24,14 @@ pub struct Tokenizer {
     add_eos: bool,
 }
 
+/// The library panics over some damaged files, which is an error here like any other.
+fn contained<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(result) => result.map_err(|err| err.to_string()),
+        Err(_) => Err("the tokenizer is damaged".into()),
+    }
+}
+
 impl Tokenizer {
     /// From a folder's tokenizer.json, tokenizer_config.json, config.json and generation_config.json.
     pub fn from_folder(folder: &Path) -> Result<Self> {
@@ -31,7 +40,7 @@ impl Tokenizer {
             return Err(TextError::NoTokenizer { path: folder.into() });
         }
         let file = |message: String| TextError::File { path: path.clone(), message };
-        let inner = tokenizers::Tokenizer::from_file(&path).map_err(|err| file(err.to_string()))?;
+        let inner = contained(|| tokenizers::Tokenizer::from_file(&path)).map_err(file)?;
         let config = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
         let special = |key: &str| {
             let value = config.get(key)?;
@@ -69,8 +78,9 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>> {
         let has_bos = self.bos.as_ref().is_some_and(|(_, bos)| text.starts_with(bos.as_str()));
         let add_special = add_special && !has_bos;
-        let encoding = self.inner.encode_fast(text, add_special);
-        let mut ids = encoding.map_err(|err| TextError::Tokenize(err.to_string()))?.get_ids().to_vec();
+        let encoding =
+            contained(|| self.inner.encode_fast(text, add_special)).map_err(TextError::Tokenize)?;
+        let mut ids = encoding.get_ids().to_vec();
         if add_special && self.add_bos {
             ids.splice(0..0, self.bos_id());
         }
@@ -143,7 +153,7 @@ impl Tokenizer {
 
     /// One decode by the tokenizer's own decoder.
     pub(super) fn decode_whole(&self, ids: &[TokenId]) -> String {
-        self.inner.decode(ids, false).unwrap_or_default()
+        contained(|| self.inner.decode(ids, false)).unwrap_or_default()
     }
 
     pub(super) fn decoder_json(tokenizer: &tokenizers::Tokenizer) -> Value {
@@ -172,5 +182,26 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|err| file(err.to_string())),
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(err) => Err(file(err.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_tokenizer_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = r#""model":{"type":"BPE","vocab":{"a":0},"merges":[]}"#;
+        for decoder in [r#""decoder":{"type":"Sequence"}"#, r#""decoder":{"type":"Strip"}"#, r#""decoder":3"#]
+        {
+            fs::write(
+                folder.path().join("tokenizer.json"),
+                format!(r#"{{"version":"1.0",{decoder},{model}}}"#),
+            )
+            .unwrap();
+            let err = Tokenizer::from_folder(folder.path()).err().expect(decoder);
+            assert!(matches!(err, TextError::File { .. }), "{err}");
+        }
     }
 }

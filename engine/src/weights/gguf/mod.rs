@@ -117,6 +117,9 @@ impl Gguf {
                 name: t.name.clone(),
                 kind: format!("type {}", t.kind),
             })?;
+            if t.shape.contains(&0) {
+                return Err(format(format!("tensor `{}` of shape {:?} is empty", t.name, t.shape)));
+            }
             let nbytes = kind.nbytes(&t.shape).ok_or_else(|| {
                 format(format!(
                     "tensor `{}` of shape {:?} does not divide into {kind} blocks",

@@ -186,7 +186,7 @@ fn stored(scales: Scales, shape: &[usize]) -> Tensor {
 /// row `2i + j` of a head is the checkpoint's row `j · n / 2 + i`.
 fn unpermute(info: &TensorInfo, heads: usize) -> Option<Vec<u8>> {
     let rows = info.shape[0];
-    if heads == 0 || !rows.is_multiple_of(2 * heads) {
+    if rows == 0 || heads == 0 || !rows.is_multiple_of(heads.checked_mul(2)?) {
         return None;
     }
     let (stride, per_head) = (info.bytes().len() / rows, rows / heads);
