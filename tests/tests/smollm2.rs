@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use engine::lm::{self, CausalLm};
 use engine::protocol::{Event, Request};
 use engine::text::ChatInput;
+use engine::thread::{EngineHandle, EngineOptions, ModelFacts};
+use engine::weights::{LoadError, Preparation, QuantConfig, Weights, checkpoint};
 use engine::{LoadOptions, Loaded};
+use mlx_core::Dtype;
+use mlx_core::projection::Width;
 use serde::Deserialize;
 use serde_json::json;
-use tests::{fixtures, goldens};
+use tests::{export, fixtures, goldens};
 
 #[derive(Deserialize)]
 struct Answer {
@@ -70,4 +75,38 @@ fn check(model: &Loaded, answer: &Answer, events: &[(u32, f32)]) {
     assert_eq!(events.len(), answer.tokens.len(), "{}", answer.question);
     let ids: Vec<u32> = events.iter().map(|(id, _)| *id).collect();
     assert_eq!(model.tokenizer.decode(&ids, true), answer.text);
+}
+
+/// The same weights as a folder: its index of tensors, its quantization keys, its float32 scales.
+#[test]
+fn the_default_model_as_a_folder_answers_as_in_mlx_lm() {
+    let folder = tempfile::tempdir().unwrap();
+    export::folder(&fixtures::default_model(), folder.path());
+    let root = folder.path().to_owned();
+    let load = move || -> Result<(Box<dyn CausalLm>, ()), LoadError> {
+        let config = serde_json::from_slice(&std::fs::read(root.join("config.json")).unwrap()).unwrap();
+        let preparation = Preparation { dtype: Dtype::Float32, width: Width::default() };
+        let quantization = QuantConfig::parse(&config)?;
+        let weights = Weights::new(checkpoint::open(&root)?, quantization, preparation, Box::new(|| ()));
+        let lm = lm::build(&config, weights)?;
+        Ok((lm, ()))
+    };
+    let facts = |_: &()| ModelFacts { context_length: 2048, identity: String::new() };
+    let (engine, ()) = EngineHandle::spawn(EngineOptions::default(), load, facts).unwrap();
+    let golden = std::fs::read_to_string(goldens::folder().join("smollm2/greedy.json")).unwrap();
+    let answers: Vec<Answer> = serde_json::from_str(&golden).unwrap();
+    for answer in answers.iter().take(5) {
+        let request = Request {
+            prompt: answer.prompt.clone(),
+            max_tokens: Some(answer.tokens.len()),
+            ..Request::default()
+        };
+        let token = |event| match event {
+            Event::Token { id, .. } => Some(id),
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => None,
+        };
+        let tokens: Vec<u32> = engine.submit(request).filter_map(token).collect();
+        assert_eq!(tokens, answer.tokens, "{}", answer.question);
+    }
 }
