@@ -23,6 +23,15 @@ pub struct Routing {
     pub scale: f32,
     /// `[E]`: added to the scores for the choice alone.
     pub bias: Option<Arc<[f32]>>,
+    pub groups: Option<Groups>,
+}
+
+/// Experts in equal groups, of which a row may use the best few alone: DeepSeek-V3, arXiv 2412.19437.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    pub n: usize,
+    /// Groups that a row may use: those whose two best experts together rank highest.
+    pub kept: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +51,13 @@ impl Routing {
             Scores::SoftmaxOfChosen => logits.to_vec(),
             Scores::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
         };
-        let rank = |e: usize| scores[e] + self.bias.as_ref().map_or(0.0, |bias| bias[e]);
+        let biased = |e: usize| scores[e] + self.bias.as_ref().map_or(0.0, |bias| bias[e]);
+        let mut ranks: Vec<f32> = (0..scores.len()).map(biased).collect();
+        if let Some(groups) = self.groups {
+            groups.limit(&mut ranks);
+        }
         let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|a, b| rank(*b).total_cmp(&rank(*a)).then(a.cmp(b)));
+        order.sort_by(|a, b| ranks[*b].total_cmp(&ranks[*a]).then(a.cmp(b)));
         order.truncate(self.k);
         let mut weights: Vec<f32> = order.iter().map(|e| scores[*e]).collect();
         if self.scores == Scores::SoftmaxOfChosen {
@@ -64,10 +77,13 @@ impl Routing {
             Scores::SoftmaxOfChosen => logits.clone(),
             Scores::Sigmoid => logits.sigmoid(),
         };
-        let rank = match &self.bias {
+        let mut rank = match &self.bias {
             Some(bias) => &scores + &Array::from_slice(bias, &[bias.len() as i32]),
             None => scores.clone(),
         };
+        if let Some(groups) = self.groups {
+            rank = groups.limited(&rank);
+        }
         let chosen = (-&rank).argsort(-1).slice(-1, 0..self.k as i32);
         let mut weights = scores.take_along_axis(&chosen, -1);
         if self.scores == Scores::SoftmaxOfChosen {
@@ -77,6 +93,36 @@ impl Routing {
             weights = &weights / &weights.sum(-1, true);
         }
         [chosen, &weights * self.scale]
+    }
+}
+
+impl Groups {
+    /// Takes the experts of the other groups to zero, as the reference does, not out of the running.
+    fn limit(self, ranks: &mut [f32]) {
+        let size = ranks.len() / self.n;
+        let of_group = |g: usize| {
+            let mut best = ranks[g * size..(g + 1) * size].to_vec();
+            best.sort_by(|a, b| b.total_cmp(a));
+            best.iter().take(2).sum::<f32>()
+        };
+        let scores: Vec<f32> = (0..self.n).map(of_group).collect();
+        let mut order: Vec<usize> = (0..self.n).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        for g in &order[self.kept.min(self.n)..] {
+            ranks[g * size..(g + 1) * size].fill(0.0);
+        }
+    }
+
+    /// [`Self::limit`] of every row of `[N, E]`, as ops.
+    fn limited(self, ranks: &Array) -> Array {
+        let (n, e) = (ranks.dim(0), ranks.dim(1));
+        let (groups, size) = (self.n as i32, e / self.n as i32);
+        let ranks = ranks.reshape(&[n, groups, size]);
+        let best = ranks.sort(-1).slice(-1, (size - 2).max(0)..size).sum(-1, false);
+        let dropped = best.argsort(-1).slice(-1, 0..groups - self.kept.min(self.n) as i32).expand_dims(-1);
+        let zero = Array::zeros(&[1, 1, 1], ranks.dtype());
+        let dropped = dropped.broadcast_to(&[n, dropped.dim(1), size]);
+        ranks.put_along_axis(&dropped, &zero.broadcast_to(dropped.shape()), 1).reshape(&[n, e])
     }
 }
 
@@ -232,3 +278,6 @@ impl Experts {
         (&y * &weights.astype(x.dtype()).expand_dims(-1)).sum(-2, false)
     }
 }
+
+#[cfg(test)]
+mod tests;

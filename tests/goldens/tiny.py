@@ -160,6 +160,21 @@ QWEN3_MOE = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
+GLM4_MOE = {
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 2,
+    "n_routed_experts": 8,
+    "routed_scaling_factor": 1.5,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "rope_scaling": None,
+    "use_qk_norm": True,
+    "attention_bias": False,
+    "partial_rotary_factor": 0.5,
+}
 QWEN2_MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
@@ -307,6 +322,7 @@ FAMILIES = {
         {"every_layer": {}, "some_layers": {"decoder_sparse_step": 2}, "listed": {"mlp_only_layers": [0]}, "raw": {"norm_topk_prob": False}, "tied": TIED},
         **QWEN3_MOE,
     ),
+    "glm4_moe": dense("glm4_moe", {"plain": {}, "groups": {"n_group": 4, "topk_group": 2}, "no_norm": {"use_qk_norm": False, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": None}}, **GLM4_MOE),
     "qwen2_moe": dense("qwen2_moe", {"shared": {}}, **QWEN2_MOE),
     "mixtral": dense("mixtral", {"untied": {}, "tied": TIED}, num_local_experts=6, num_experts_per_tok=2, head_dim=...),
     "olmoe": dense("olmoe", {"plain": {}, "normed": {"norm_topk_prob": True}, "bias": {"mlp_bias": True, "attention_bias": True}}, num_experts=6, num_experts_per_tok=3, intermediate_size=32),

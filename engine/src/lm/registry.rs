@@ -38,6 +38,7 @@ const MODELS: &[(&str, Build)] = &[
     ("gemma4_text", |c, w| boxed(gemma4_text::load(&parse(&gemma4_text::with_defaults(c))?, w))),
     ("glm", |c, w| boxed(glm::load(&parse(c)?, w))),
     ("glm4", |c, w| boxed(glm4::load(&parse(c)?, w))),
+    ("glm4_moe", |c, w| boxed(glm4_moe::load(&parse(c)?, w))),
     ("gpt2", |c, w| boxed(gpt2::load(&parse(c)?, w))),
     ("gpt_oss", |c, w| boxed(gpt_oss::load(&parse(c)?, w))),
     ("gpt_neox", |c, w| boxed(gpt_neox::load(&parse(c)?, w))),

@@ -53,6 +53,7 @@ impl Config {
             experts: "experts",
             router_bias: true,
             bias: true,
+            score_bias: None,
             gating: Gating::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
             routing: Routing {
                 k: self.num_experts_per_tok.unwrap_or(4),
@@ -60,6 +61,7 @@ impl Config {
                 normalize: false,
                 scale: 1.0,
                 bias: None,
+                groups: None,
             },
         }
     }

@@ -42,6 +42,7 @@ impl Config {
             experts: "switch_mlp",
             router_bias: false,
             bias: false,
+            score_bias: None,
             gating: Gating::Glu(Act::Silu),
             routing: Routing {
                 k: self.num_experts_per_tok.unwrap_or(2),
@@ -49,6 +50,7 @@ impl Config {
                 normalize: false,
                 scale: 1.0,
                 bias: None,
+                groups: None,
             },
         }
     }

@@ -15,6 +15,7 @@ pub mod gemma3_text;
 pub mod gemma4_text;
 pub mod glm;
 pub mod glm4;
+pub mod glm4_moe;
 pub mod gpt2;
 pub mod gpt_neox;
 pub mod gpt_oss;

@@ -46,6 +46,7 @@ impl Config {
             experts: "switch_mlp",
             router_bias: false,
             bias: self.base.mlp_bias.unwrap_or(false),
+            score_bias: None,
             gating: Gating::Glu(Act::Silu),
             routing: Routing {
                 k: self.num_experts_per_tok,
@@ -53,6 +54,7 @@ impl Config {
                 normalize: self.norm_topk_prob,
                 scale: 1.0,
                 bias: None,
+                groups: None,
             },
         }
     }

@@ -68,6 +68,7 @@ impl Config {
             experts: "switch_mlp",
             router_bias: false,
             bias: false,
+            score_bias: None,
             gating: Gating::Glu(Act::Silu),
             routing: Routing {
                 k: self.num_experts_per_tok,
@@ -75,6 +76,7 @@ impl Config {
                 normalize: self.norm_topk_prob,
                 scale: 1.0,
                 bias: None,
+                groups: None,
             },
         }
     }

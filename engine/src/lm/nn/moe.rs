@@ -1,8 +1,8 @@
 //! Mixtures of experts: arXiv 1701.06538.
 
-use mlx_core::Array;
 use mlx_core::experts::{Experts, Gating, Routing};
 use mlx_core::projection::RmsNorm;
+use mlx_core::{Array, Dtype};
 
 use super::{FeedForward, GatedMlp, Linear};
 use crate::weights::{LoadError, Result, Weights};
@@ -18,6 +18,8 @@ pub struct MoeConfig {
     pub experts: &'static str,
     pub router_bias: bool,
     pub bias: bool,
+    /// What the checkpoint calls the numbers that are added to scores for the choice alone.
+    pub score_bias: Option<&'static str>,
     pub gating: Gating,
     pub routing: Routing,
 }
@@ -44,6 +46,18 @@ impl Moe {
                 c.routing.k, c.n_experts
             )));
         }
+        let mut routing = c.routing;
+        if let Some(name) = c.score_bias {
+            let bias = w.array(name, &[c.n_experts])?.astype(Dtype::Float32);
+            routing.bias = Some(bias.to_vec()?.into());
+        }
+        let groups = routing.groups.map_or(1, |g| g.n);
+        if groups == 0 || !c.n_experts.is_multiple_of(groups) {
+            return Err(LoadError::Config(format!(
+                "config.json: {} experts can't be in {groups} equal groups",
+                c.n_experts
+            )));
+        }
         let stacks = w.at(c.experts);
         let stack = |name, n_in, n_out| stacks.experts(name, c.n_experts, [n_in, n_out], c.bias);
         Ok(Self {
@@ -55,7 +69,7 @@ impl Moe {
                 gating: c.gating,
                 width: w.width(),
             },
-            routing: c.routing,
+            routing,
             shared: None,
         })
     }

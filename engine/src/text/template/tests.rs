@@ -141,7 +141,7 @@ fn a_folder_has_its_template_in_one_of_three_places() {
 #[test]
 fn a_damaged_template_is_an_error() {
     for source in ["{%}", "{% generation", "{%}%}", "{% endgeneration %}", "{{", "{% for %}"] {
-        let templates = ChatTemplates::from_source(source, serde_json::Map::new());
+        let templates = ChatTemplates::from_source(source, Map::new());
         let rendered = templates.and_then(|t| t.render(&ChatInput::default()));
         assert!(matches!(rendered, Err(TextError::Template(_))), "{source}: {rendered:?}");
     }
