@@ -53,16 +53,44 @@ pub enum HubError {
     SeveralGguf { folder: PathBuf, count: usize },
     #[error("`{id}` is not in the cache, and {why}; connect to the network and try again")]
     Offline { id: String, why: String },
-    #[error("`{id}` does not exist on the hub, or is private: check its name, or set HF_TOKEN")]
+    #[error("`{id}` does not exist on the hub: check its name")]
     NotFound { id: String },
+    #[error(
+        "the hub shows `{id}` to nobody without a login: check its name, and if it is gated or private, accept \
+         its terms on its page and set HF_TOKEN"
+    )]
+    NeedsLogin { id: String },
+    #[error("the hub refuses HF_TOKEN for `{id}`: make a new token in your account's settings")]
+    BadToken { id: String },
     #[error("`{id}` is gated: accept its terms on the hub's page, and set HF_TOKEN")]
     Gated { id: String },
+    #[error("the hub, asked for `{id}`, {why}; try again in a while")]
+    Refused { id: String, why: String },
+    #[error("`{id}` is being fetched by another program; wait for it (its lock is {})", path.display())]
+    Busy { id: String, path: PathBuf },
     #[error("`{id}` has no {what}, so it can't be run")]
-    Incomplete { id: String, what: &'static str },
+    Incomplete { id: String, what: String },
     #[error("{path}: {message}", path = path.display())]
     Io { path: PathBuf, message: String },
     #[error("{0}")]
     Package(String),
+}
+
+impl HubError {
+    /// An error of the file system at or below `path`, with its mend.
+    fn io(path: &Path, err: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let mend = match err.kind() {
+            StorageFull | QuotaExceeded => {
+                "; free space there, or use another folder (HF_HUB_CACHE, FORERUN_CACHE_DIR)"
+            }
+            PermissionDenied | ReadOnlyFilesystem => {
+                "; make it writable, or use another folder (HF_HUB_CACHE, FORERUN_CACHE_DIR)"
+            }
+            _ => "",
+        };
+        Self::Io { path: path.into(), message: format!("{err}{mend}") }
+    }
 }
 
 pub type Result<T> = std::result::Result<T, HubError>;
@@ -92,7 +120,7 @@ fn folder(path: &Path) -> Result<ModelFiles> {
     if path.join("config.json").exists() {
         return Ok(ModelFiles::Folder(path.into()));
     }
-    let io = |err: std::io::Error| HubError::Io { path: path.into(), message: err.to_string() };
+    let io = |err: std::io::Error| HubError::io(path, &err);
     let mut ggufs = Vec::new();
     for entry in std::fs::read_dir(path).map_err(io)? {
         let file = entry.map_err(io)?.path();
@@ -102,7 +130,7 @@ fn folder(path: &Path) -> Result<ModelFiles> {
     }
     ggufs.sort();
     // The parts of a split model are one model.
-    ggufs.dedup_by_key(|file| base_of_part(file));
+    ggufs.dedup_by_key(|file| parts_of(file).0);
     match ggufs.as_slice() {
         [] => Err(HubError::NotAModel(path.into())),
         [one] => Ok(ModelFiles::Gguf(one.clone())),
@@ -110,14 +138,14 @@ fn folder(path: &Path) -> Result<ModelFiles> {
     }
 }
 
-/// `name` of `name-00002-of-00003.gguf`; of any other file its whole name.
-fn base_of_part(path: &Path) -> String {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+/// `name` and 3 of `name-00002-of-00003.gguf`; of any other file its whole name and 1.
+fn parts_of(path: &Path) -> (String, usize) {
+    let stem = path.with_extension("").to_string_lossy().into_owned();
     let is_count = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
     let split = stem.rsplit_once("-of-").and_then(|(rest, n)| Some((rest.rsplit_once('-')?, n)));
     match split {
-        Some(((base, i), n)) if is_count(i) && is_count(n) => base.to_owned(),
-        _ => stem,
+        Some(((base, i), n)) if is_count(i) && is_count(n) => (base.to_owned(), n.parse().unwrap_or(1)),
+        _ => (stem, 1),
     }
 }
 

