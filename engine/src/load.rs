@@ -97,7 +97,7 @@ fn load_gguf(path: &Path, options: &LoadOptions, progress: Arc<LoadProgress>) ->
             Ok((tokenizer, templates))
         })
     };
-    let model = GgufModel::load(&gguf, options.gguf_fallback, &|_, _| {})?;
+    let model = GgufModel::load(&gguf, options.gguf_fallback)?;
     let quantization = QuantConfig::by_path(model.quantization);
     let (tensors, config) = (model.tensors, model.config);
     start(Source { tensors, quantization, config, identity: identity(path) }, text, options, progress)

@@ -16,7 +16,7 @@ use serde_json::json;
 pub fn folder(files: &ModelFiles, to: &Path) {
     let ModelFiles::Gguf(path) = files else { panic!("the default model is a GGUF file") };
     let gguf = Arc::new(Gguf::open(path).unwrap_or_else(|err| panic!("{err}")));
-    let model = GgufModel::load(&gguf, Fallback::default(), &|_, _| ()).unwrap_or_else(|err| panic!("{err}"));
+    let model = GgufModel::load(&gguf, Fallback::default()).unwrap_or_else(|err| panic!("{err}"));
     let mut config = model.config;
     let mut quantization = json!({"group_size": 32, "bits": 4});
     for (path, spec) in &model.quantization {

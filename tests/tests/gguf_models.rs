@@ -100,7 +100,7 @@ impl File {
         let path = dir.path().join("model.gguf");
         fs::write(&path, self.bytes()).unwrap();
         let gguf = Gguf::open(&path).map_err(|err| err.to_string())?;
-        let model = GgufModel::load(&gguf, Fallback::default(), &|_, _| {}).map_err(|err| err.to_string())?;
+        let model = GgufModel::load(&gguf, Fallback::default()).map_err(|err| err.to_string())?;
         let preparation = Preparation { dtype: Dtype::Float32, width: Width::A24 };
         let quantization = QuantConfig::by_path(model.quantization);
         let weights = Weights::new(model.tensors, quantization, preparation, Box::new(|| ()));

@@ -127,7 +127,7 @@ fn verify(model: &Path, width: usize) -> Result<f64, LoadError> {
 }
 
 fn build(model: &Path) -> Result<Box<dyn CausalLm>, LoadError> {
-    let model = GgufModel::load(&Arc::new(Gguf::open(model)?), Fallback::default(), &|_, _| {})?;
+    let model = GgufModel::load(&Arc::new(Gguf::open(model)?), Fallback::default())?;
     let preparation = Preparation { dtype: Dtype::Float32, width: Width::default() };
     let quantization = QuantConfig::by_path(model.quantization);
     lm::build(&model.config, Weights::new(model.tensors, quantization, preparation, Box::new(|| ())))

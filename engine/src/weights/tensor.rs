@@ -1,7 +1,7 @@
 //! Bytes of a checkpoint with a shape, before they are arrays.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use memmap2::Mmap;
 use mlx_core::{Array, Dtype};
@@ -18,6 +18,21 @@ pub struct Tensor {
 enum Bytes {
     Mapped(Arc<Mmap>, Range<usize>),
     Owned(Arc<Vec<u8>>),
+    /// One of those that are computed together.
+    Deferred(Arc<Deferred>, usize),
+}
+
+/// Bytes of several tensors, computed when one of them is read first.
+struct Deferred {
+    compute: Box<dyn Fn() -> Vec<Vec<u8>> + Send + Sync>,
+    computed: OnceLock<Vec<Arc<Vec<u8>>>>,
+}
+
+impl Deferred {
+    fn bytes(&self, part: usize) -> &Arc<Vec<u8>> {
+        let all = || (self.compute)().into_iter().map(Arc::new).collect();
+        &self.computed.get_or_init(all)[part]
+    }
 }
 
 impl Tensor {
@@ -35,10 +50,22 @@ impl Tensor {
         Self { shape, dtype, bytes: Bytes::Owned(Arc::new(bytes)) }
     }
 
+    /// Tensors of these shapes and types, whose bytes `compute` gives when one of them is read first. They are kept
+    /// until all of the tensors are dropped.
+    pub fn deferred(
+        parts: Vec<(Vec<usize>, Dtype)>,
+        compute: impl Fn() -> Vec<Vec<u8>> + Send + Sync + 'static,
+    ) -> Vec<Self> {
+        let deferred = Arc::new(Deferred { compute: Box::new(compute), computed: OnceLock::new() });
+        let tensor = |(i, (shape, dtype))| Self { shape, dtype, bytes: Bytes::Deferred(deferred.clone(), i) };
+        parts.into_iter().enumerate().map(tensor).collect()
+    }
+
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Mapped(file, range) => &file[range.clone()],
             Bytes::Owned(bytes) => bytes,
+            Bytes::Deferred(deferred, part) => deferred.bytes(*part),
         }
     }
 
@@ -112,13 +139,13 @@ impl Tensor {
 
     pub fn to_array(&self) -> Array {
         let shape: Vec<i32> = self.shape.iter().map(|&d| d as i32).collect();
-        match &self.bytes {
+        let owned = match &self.bytes {
             Bytes::Mapped(file, range) => {
-                Array::from_owner(file.clone(), |f| f, range.clone(), &shape, self.dtype)
+                return Array::from_owner(file.clone(), |f| f, range.clone(), &shape, self.dtype);
             }
-            Bytes::Owned(bytes) => {
-                Array::from_owner(bytes.clone(), |b| b, 0..bytes.len(), &shape, self.dtype)
-            }
-        }
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Deferred(deferred, part) => deferred.bytes(*part),
+        };
+        Array::from_owner(owned.clone(), |b| b, 0..owned.len(), &shape, self.dtype)
     }
 }

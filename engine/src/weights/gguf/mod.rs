@@ -7,6 +7,7 @@
 mod affine;
 mod architecture;
 mod blocks;
+mod convert;
 mod model;
 mod reader;
 
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-pub use affine::{Affine, Scales, requantize, to_affine};
+pub use affine::{Packed, is_narrow, pack, spec_of};
 pub use architecture::SUPPORTED_ARCHITECTURES;
 pub use blocks::{GgmlType, decode};
 pub use model::{Fallback, GgufModel};
