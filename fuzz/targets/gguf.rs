@@ -10,5 +10,5 @@ fuzz_target!(init: fuzz::contain_panics(), |bytes: &[u8]| {
     for info in gguf.tensors().values() {
         assert!(info.bytes().len() <= bytes.len());
     }
-    drop(GgufModel::load(&gguf, Fallback::default(), &|_, _| ()));
+    drop(GgufModel::load(&gguf, Fallback::default()));
 });
