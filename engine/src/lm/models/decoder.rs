@@ -74,9 +74,11 @@ impl<B> Decoder<B> {
     ) -> Result<Self> {
         let (c, names) = (parts.base, &parts.names);
         // Tied checkpoints may hold a copy of the embedding; early conversions carry rotary tables.
-        let w = w.without(|name| {
-            name.ends_with("rotary_emb.inv_freq") || (parts.tied && name.contains("lm_head."))
-        });
+        let is_head = |name: &str| {
+            let own = name.strip_prefix(names.lm_head).is_some_and(|kind| kind.starts_with('.'));
+            own || name.contains("lm_head.")
+        };
+        let w = w.without(|name| name.ends_with("rotary_emb.inv_freq") || (parts.tied && is_head(name)));
         let model = if names.root.is_empty() { w.clone() } else { w.at(names.root) };
         let embed_tokens = model.embedding(names.embed_tokens, c.vocab_size, c.hidden_size)?;
         let decoder = Self {
