@@ -38,10 +38,10 @@ struct Stored {
 }
 
 #[derive(Clone, Deserialize)]
-struct Format {
-    group_size: i32,
-    bits: i32,
-    mode: String,
+pub struct Format {
+    pub group_size: i32,
+    pub bits: i32,
+    pub mode: String,
 }
 
 /// The folder that holds all goldens.
@@ -120,7 +120,11 @@ pub fn build(config: &Value, tensors: BTreeMap<String, Tensor>) -> Result<Box<dy
     lm::build(config, Weights::new(tensors, quantization, preparation, Box::new(|| ())))
 }
 
-fn quantized(path: &str, values: &[f32], shape: &[usize], format: &Format) -> Vec<(String, Tensor)> {
+/// The tensors of a quantized matrix.
+///
+/// # Panics
+/// If there is no such format.
+pub fn quantized(path: &str, values: &[f32], shape: &[usize], format: &Format) -> Vec<(String, Tensor)> {
     let mode = QuantMode::parse(&format.mode).expect("a golden names a known mode");
     let spec = QuantSpec::new(mode, format.group_size, format.bits).expect("a golden names a known format");
     let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
