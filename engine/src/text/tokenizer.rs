@@ -1,6 +1,6 @@
 //! A tokenizer with what the engine asks of it: ids, ends, and streaming decoding.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -19,6 +19,8 @@ pub struct Tokenizer {
     bos: Option<(TokenId, String)>,
     eos: Option<(TokenId, String)>,
     ends: BTreeSet<TokenId>,
+    /// Tokens beside the vocabulary's own, and whether each marks structure rather than being text.
+    added: HashMap<TokenId, bool>,
     /// Of GGUF vocabularies, whose tokenizer has no template for special tokens.
     add_bos: bool,
     add_eos: bool,
@@ -52,8 +54,8 @@ impl Tokenizer {
         for name in ["config.json", "generation_config.json"] {
             ends.extend(read_json(&folder.join(name))?.iter().flat_map(eos_ids));
         }
-        let scheme = Scheme::of(&inner);
-        Ok(Self { inner, scheme, bos, eos, ends, add_bos: false, add_eos: false })
+        let (scheme, added) = (Scheme::of(&inner), added(&inner));
+        Ok(Self { inner, scheme, bos, eos, ends, added, add_bos: false, add_eos: false })
     }
 
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self> {
@@ -64,6 +66,7 @@ impl Tokenizer {
         };
         Ok(Self {
             scheme: Scheme::of(&inner),
+            added: added(&inner),
             inner,
             bos: special(vocab.bos),
             eos: special(vocab.eos),
@@ -144,22 +147,29 @@ impl Tokenizer {
 
     /// Whether the token marks structure rather than being text.
     pub fn is_special(&self, id: TokenId) -> bool {
-        self.inner.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
+        self.added.get(&id).copied().unwrap_or(false)
     }
 
     pub(super) fn is_added(&self, id: TokenId) -> bool {
-        self.inner.get_added_tokens_decoder().contains_key(&id)
+        self.added.contains_key(&id)
     }
 
-    /// One decode by the tokenizer's own decoder.
+    /// One decode by the tokenizer's own decoder; where that fails, the vocabulary's own spelling.
     pub(super) fn decode_whole(&self, ids: &[TokenId]) -> String {
-        contained(|| self.inner.decode(ids, false)).unwrap_or_default()
+        contained(|| self.inner.decode(ids, false)).unwrap_or_else(|err| {
+            tracing::warn!("the tokenizer cannot decode {ids:?}: {err}");
+            ids.iter().filter_map(|id| self.token(*id)).collect()
+        })
     }
 
     pub(super) fn decoder_json(tokenizer: &tokenizers::Tokenizer) -> Value {
         let decoder: Option<&DecoderWrapper> = tokenizer.get_decoder();
         decoder.and_then(|d| serde_json::to_value(d).ok()).unwrap_or(Value::Null)
     }
+}
+
+fn added(tokenizer: &tokenizers::Tokenizer) -> HashMap<TokenId, bool> {
+    tokenizer.get_added_tokens_decoder().into_iter().map(|(id, token)| (id, token.special)).collect()
 }
 
 /// The ids in a config's `eos_token_id`, which may be one or a list, and in its text part's.
