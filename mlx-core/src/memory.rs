@@ -55,4 +55,14 @@ pub fn clear_cache() {
     install();
     // SAFETY: takes nothing.
     unsafe { mlx_sys::mlx_clear_cache() };
+    trim();
+}
+
+/// Returns what the process's own allocator keeps of freed memory, where it keeps much.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the allocator locks what it looks at.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }

@@ -35,6 +35,16 @@ impl Deferred {
     }
 }
 
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        const LARGE: usize = 1 << 20;
+        let bytes = self.computed.take().iter().flatten().map(|part| part.len()).sum::<usize>();
+        if LARGE <= bytes {
+            mlx_core::memory::trim();
+        }
+    }
+}
+
 impl Tensor {
     /// # Panics
     /// If the shape needs another number of bytes; parsers check it before.

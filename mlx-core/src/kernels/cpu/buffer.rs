@@ -7,6 +7,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::{Arc, Mutex};
 
+use memmap2::MmapMut;
+
 const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
 /// Weights are cut from blocks of this size; larger ones have their own.
@@ -14,7 +16,14 @@ const BLOCK: usize = 16 << 20;
 
 struct Block {
     pointer: *mut u8,
-    layout: Layout,
+    size: usize,
+    memory: Memory,
+}
+
+enum Memory {
+    Heap(Layout),
+    /// Pages come when they are written first, and go back as soon as the block is dropped.
+    Pages(#[expect(dead_code, reason = "owns what the pointer points to")] MmapMut),
 }
 
 // SAFETY: a block is plain memory; who may touch which part is settled by `Buffer`, whose parts are disjoint.
@@ -24,20 +33,32 @@ unsafe impl Sync for Block {}
 
 impl Block {
     fn new(len: usize) -> Self {
-        let align = if HUGE <= len { HUGE } else { LINE };
-        let size = len.max(1).next_multiple_of(align);
-        let layout = Layout::from_size_align(size, align).expect("a size that fits memory");
+        if HUGE <= len {
+            return Self::of_pages(len.next_multiple_of(HUGE));
+        }
+        let size = len.max(1).next_multiple_of(LINE);
+        let layout = Layout::from_size_align(size, LINE).expect("a size that fits memory");
         // SAFETY: the layout is not empty.
         let pointer = unsafe { alloc_zeroed(layout) };
         if pointer.is_null() {
             handle_alloc_error(layout);
         }
+        Self { pointer, size, memory: Memory::Heap(layout) }
+    }
+
+    /// Whole huge pages, from a map that is large enough to begin one.
+    fn of_pages(size: usize) -> Self {
+        let mut pages = MmapMut::map_anon(size + HUGE).unwrap_or_else(|_| {
+            handle_alloc_error(Layout::from_size_align(size, HUGE).expect("a size that fits memory"))
+        });
+        let start = pages.as_ptr().addr().next_multiple_of(HUGE) - pages.as_ptr().addr();
+        let pointer = pages[start..].as_mut_ptr();
         #[cfg(target_os = "linux")]
-        if align == HUGE {
-            // SAFETY: whole pages that this block owns. Advice only: a refusal costs speed and nothing else.
-            unsafe { libc::madvise(pointer.cast(), size, libc::MADV_HUGEPAGE) };
-        }
-        Self { pointer, layout }
+        // SAFETY: whole pages that this block owns. Advice only: a refusal costs speed and nothing else.
+        unsafe {
+            libc::madvise(pointer.cast(), size, libc::MADV_HUGEPAGE)
+        };
+        Self { pointer, size, memory: Memory::Pages(pages) }
     }
 }
 
@@ -62,8 +83,10 @@ pub(crate) fn onto_huge_pages<T>(memory: &mut [T]) {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with the same layout, freed once.
-        unsafe { dealloc(self.pointer, self.layout) }
+        if let Memory::Heap(layout) = self.memory {
+            // SAFETY: allocated with the same layout, freed once.
+            unsafe { dealloc(self.pointer, layout) }
+        }
     }
 }
 
@@ -83,7 +106,7 @@ impl Buffer {
         }
         let size = len.next_multiple_of(LINE);
         let mut current = CURRENT.lock().unwrap_or_else(|e| e.into_inner());
-        let fits = current.as_ref().is_some_and(|(block, used)| used + size <= block.layout.size());
+        let fits = current.as_ref().is_some_and(|(block, used)| used + size <= block.size);
         if !fits {
             *current = Some((Arc::new(Block::new(BLOCK)), 0));
         }
@@ -99,7 +122,7 @@ impl Buffer {
 
     /// Makes a buffer of [`Self::alone`] `len` bytes long; the contents are then whatever they were.
     pub(super) fn resize(&mut self, len: usize) {
-        if self.block.layout.size() < len {
+        if self.block.size < len {
             *self = Self::alone(len + len / 2);
         }
         self.len = len;
